@@ -1,0 +1,1 @@
+"""What several families share: input checks, random streams, optional imports, progress."""
