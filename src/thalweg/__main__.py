@@ -1,0 +1,5 @@
+"""``python -m thalweg``."""
+
+from thalweg.cli import main
+
+main()
