@@ -9,6 +9,7 @@ import concurrent.futures
 import logging
 import math
 import signal
+import socket
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -145,6 +146,8 @@ class RayBackend:
         with requires("ray"):
             import ray
         self._ray: Any = ray
+        if address:
+            _check_reachable(address)
         options: dict[str, Any] = {"address": address} if address else {"num_cpus": jobs}
         try:
             ray.init(
@@ -199,6 +202,17 @@ class _Task:
     packed: bytes
     trial: Trial
     tries: int = 1
+
+
+def _check_reachable(address: str) -> None:
+    """Raise `BackendError` if nobody listens at ``address``: Ray itself would wait for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return  # "auto" and named clusters
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise BackendError(f"no Ray cluster at {address}: {error}") from error
 
 
 def _died(reason: BaseException | None) -> Outcome:
