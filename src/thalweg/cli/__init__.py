@@ -6,8 +6,8 @@ import sys
 import traceback
 from typing import Annotated, Any, NoReturn
 
-import click
 import typer
+from typer.exceptions import Abort, TyperException
 
 from thalweg import __version__
 from thalweg.cli.list import list_methods
@@ -24,7 +24,6 @@ EXIT_INTERRUPTED = 130
 app = typer.Typer(
     name="thalweg",
     help="Recently published optimization methods, each with rerunnable evidence.",
-    no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -62,13 +61,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        code: Any = typer.main.get_command(app).main(words, "thalweg", standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        typer.echo(error.ctx.get_help() if error.ctx else str(error))
-        sys.exit(EXIT_USAGE)
-    except click.ClickException as error:
+        code: Any = app(words or ["--help"], prog_name="thalweg", standalone_mode=False)
+    except TyperException as error:
         _fail(f"{error.format_message()}{_hint(error)}", EXIT_USAGE)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, Abort):
         _fail("interrupted", EXIT_INTERRUPTED)
     except Exception as error:
         if "--debug" in words:
@@ -90,8 +86,8 @@ def _message(error: Exception) -> str:
     return text if expected else f"{type(error).__name__}: {text} (--debug shows where)"
 
 
-def _hint(error: click.ClickException) -> str:
-    context = error.ctx if isinstance(error, click.UsageError) else None
+def _hint(error: TyperException) -> str:
+    context = getattr(error, "ctx", None)  # of usage errors
     return f" (see: {context.command_path} --help)" if context else ""
 
 

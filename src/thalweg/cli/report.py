@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,6 +47,9 @@ def _records(database: Path, published: bool) -> list[dict[str, Any]]:
 
 
 def _serve(folder: Path, port: int) -> None:
+    import functools
+    import http.server
+
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder)
     with http.server.ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
         typer.echo(f"http://127.0.0.1:{server.server_port}/ (Ctrl-C stops)", err=True)

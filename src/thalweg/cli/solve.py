@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from thalweg.combinatorial import GraphFile, IsingResult
 
 EXIT_INTERRUPTED = 130
+INTERRUPTED = 3  # the status of an IsingResult
 
-solve = typer.Typer(help="Solve a problem in a file.", no_args_is_help=True)
+solve = typer.Typer(help="Solve a problem in a file.")
 
 File = Annotated[
     Path, typer.Argument(help="rudy/Gset, DIMACS .col/.edge, Matrix Market, GraphML or GML.")
@@ -25,7 +26,7 @@ OutOption = Annotated[
     Path | None, typer.Option(help="Write the partition here: JSON if it ends in .json, else text.")
 ]
 TimeOption = Annotated[
-    float | None, typer.Option("--time-limit", help="Stop after this many seconds.")
+    float | None, typer.Option("--time-limit", min=0.0, help="Stop after this many seconds.")
 ]
 SeedOption = Annotated[int, typer.Option(min=0, help="Of the random stream.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -54,7 +55,8 @@ def maxcut(
     result = specann_maxcut(
         graph.weights, taus=taus, n_candidates=candidates, time_limit=time_limit, rng=seed
     )
-    return _finish("cut", result.cut_value, graph, result, out, as_json)
+    value = {"problem": "maxcut", "value": result.cut_value, "upper_bound": result.cut_bound}
+    return _finish(value, graph, result, out, as_json)
 
 
 @solve.command()
@@ -84,7 +86,8 @@ def ising(
         time_limit=time_limit,
         rng=seed,
     )
-    return _finish("energy", result.energy, graph, result, out, as_json)
+    value = {"problem": "ising", "value": result.energy, "lower_bound": -result.upper_bound}
+    return _finish(value, graph, result, out, as_json)
 
 
 def _check_writable(out: Path | None) -> None:
@@ -99,22 +102,15 @@ def _check_writable(out: Path | None) -> None:
 
 
 def _finish(
-    what: str,
-    value: float,
-    graph: GraphFile,
-    result: IsingResult,
-    out: Path | None,
-    as_json: bool,
+    value: dict[str, Any], graph: GraphFile, result: IsingResult, out: Path | None, as_json: bool
 ) -> int:
-    names = graph.names or [str(i) for i in range(1, graph.weights.shape[0] + 1)]
-    summary: dict[str, Any] = {
-        "problem": what,
-        "value": value,
-        "upper_bound" if what == "cut" else "objective_bound": result.upper_bound,
+    n = graph.weights.shape[0]
+    names = graph.names or [str(vertex) for vertex in range(1, n + 1)]
+    summary = value | {
         "bound_kind": result.bound_kind,
-        "vertices": graph.weights.shape[0],
+        "vertices": n,
         "edges": graph.weights.nnz // 2,
-        "seconds": round(sum(result.time.values()), 3),
+        "seconds": round(result.time["total"], 3),
         "success": result.success,
         "message": result.message,
     }
@@ -124,8 +120,11 @@ def _finish(
         partition = dict(zip(names, result.spins.tolist(), strict=True))
         typer.echo(json.dumps(summary | {"partition": partition}))
     else:
-        _print_summary(what, value, graph, result, out)
-    return EXIT_INTERRUPTED if result.status == "interrupted" else 0
+        typer.echo(f"{graph.format} file: {n} vertices, {summary['edges']} edges")
+        typer.echo(str(result))
+        if out is not None:
+            typer.echo(f"partition: {out}")
+    return EXIT_INTERRUPTED if result.status == INTERRUPTED else 0
 
 
 def _write_partition(
@@ -139,15 +138,3 @@ def _write_partition(
     lines = [f"# {summary['problem']} {summary['value']:g}"]
     lines += [f"{name} {spin:+d}" for name, spin in zip(names, spins, strict=True)]
     out.write_text("\n".join(lines) + "\n")
-
-
-def _print_summary(
-    what: str, value: float, graph: GraphFile, result: IsingResult, out: Path | None
-) -> None:
-    typer.echo(
-        f"{graph.format} file: {graph.weights.shape[0]} vertices, {graph.weights.nnz // 2} edges"
-    )
-    typer.echo(f"{what}: {value:.12g}")
-    typer.echo(str(result))
-    if out is not None:
-        typer.echo(f"partition: {out}")

@@ -42,7 +42,7 @@ CREATE TABLE leases (key TEXT PRIMARY KEY, owner TEXT) WITHOUT ROWID;
 """
 
 
-class StoreError(Exception):
+class StoreError(ValueError):
     """The database cannot be used; the message says why. The file is as it was."""
 
 
