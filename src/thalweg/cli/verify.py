@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -89,7 +91,8 @@ def verify(
     from thalweg.evidence.runner import verify as run
     from thalweg.evidence.store import Store
 
-    with Store(database) as store:
+    # Ray reports lost nodes on stdout, which belongs to the results.
+    with Store(database) as store, contextlib.redirect_stdout(sys.stderr):
         workers = _start(backend, address, jobs or os.cpu_count() or 1, threads)
         try:
             records = run(

@@ -8,11 +8,13 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import math
+import os
 import signal
 import socket
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from thalweg.common.optional import requires
@@ -143,11 +145,12 @@ class RayBackend:
     """
 
     def __init__(self, address: str | None, jobs: int, threads: int = 1) -> None:
+        if address:
+            _check_reachable(address)
+            _present_token()
         with requires("ray"):
             import ray
         self._ray: Any = ray
-        if address:
-            _check_reachable(address)
         options: dict[str, Any] = {"address": address} if address else {"num_cpus": jobs}
         try:
             ray.init(
@@ -213,6 +216,17 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=5).close()
     except OSError as error:
         raise BackendError(f"no Ray cluster at {address}: {error}") from error
+
+
+def _present_token() -> None:
+    """Make Ray's client show its token where it has one.
+
+    ``ray start`` asks for a token by default, but clients do not show theirs by default. A cluster
+    that asks for none does not mind.
+    """
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", Path.home() / ".ray" / "auth_token"))
+    if "RAY_AUTH_TOKEN" in os.environ or file.exists():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def _died(reason: BaseException | None) -> Outcome:
