@@ -105,7 +105,7 @@ class Method:
         for folder in (_HERE / "evidence" / "published", _HERE.parents[1] / "docs" / "evidence"):
             path = folder / f"{self.slug}.json"
             if path.exists():
-                records: list[dict[str, Any]] = json.loads(path.read_text())
+                records: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
                 return records
         return []
 

@@ -143,14 +143,16 @@ def merge_evidence(folder: Path, record: Mapping[str, Any]) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{record['method']}.json"
-    records = json.loads(path.read_text()) if path.exists() else []
+    records = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     kept = [
         old for old in records if (old["claim"], old["scale"]) != (record["claim"], record["scale"])
     ]
     kept.append(dict(record))
     kept.sort(key=lambda r: (not r["headline"], r["claim"], r["scale"] != "full"))
     partial = path.with_suffix(".json.partial")
-    partial.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+    partial.write_text(
+        json.dumps(kept, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     partial.replace(path)
     return path
 
