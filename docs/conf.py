@@ -22,7 +22,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "catalog_pages",
 ]
-exclude_patterns = ["_build", "evidence", "**/README.md"]
+exclude_patterns = ["_build", "evidence"]
 templates_path = ["_templates"]
 html_theme = "pydata_sphinx_theme"
 html_title = "thalweg"
