@@ -103,6 +103,7 @@ def _card(**changes):
         (lambda: at_most(math.nan), "low must be <= high"),
         (lambda: Scale(seeds=0), "seeds must be an integer >= 1, got 0"),
         (lambda: Scale(seeds=1, sweep={"a": [1], "b": [2]}), "sweep must name one parameter"),
+        (lambda: Scale(seeds=1, n=5, tuning={"m": 2}), "tuning must name parameters of the scale"),
         (lambda: Metric("loss", "smaller"), "better must be one of 'lower', 'higher'"),
         (lambda: Metric("loss", "lower", average="mode"), "average must be one of"),
     ],

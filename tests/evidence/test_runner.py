@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from toy import growth, toy
 
-from thalweg.evidence import Contender, Measurement
+from thalweg.evidence import Contender, Measurement, Scale
 from thalweg.evidence.backends import ProcessBackend
 from thalweg.evidence.runner import fingerprint, tuning_seeds, verify
 from thalweg.evidence.store import Store
@@ -65,6 +65,17 @@ def test_contenders_are_paired_and_tuning_seeds_are_never_evaluated(store, inlin
         for phase in ("tuning", "evaluation")
     }
     assert not streams["tuning"] & streams["evaluation"]
+
+
+def test_parameters_may_differ_while_tuning(store, inline):
+    import dataclasses
+
+    scales = {name: Scale(seeds=8, n=8, tuning={"n": 2}) for name in ("smoke", "quick", "full")}
+    claim = dataclasses.replace(toy(), scales=scales)
+    (record,) = verify([claim], scale="quick", store=store, backend=inline)
+    assert {t.parameters["n"] for t in inline.ran if t.phase == "tuning"} == {2}
+    assert {t.parameters["n"] for t in inline.ran if t.phase == "evaluation"} == {8}
+    assert record["tuning_parameters"] == {"n": 2}
 
 
 def test_a_seed_offset_gives_fresh_seeds_in_both_phases(store, inline):

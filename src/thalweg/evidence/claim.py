@@ -111,6 +111,9 @@ class Scale:
         with smaller grids get more seeds per setting, so that all have the same number of trials.
     sweep : mapping of one str to a sequence, optional
         A parameter that every trial is repeated over, for claims about a trend.
+    tuning : mapping, optional
+        Parameters that differ while tuning, as ``{"steps": 500}`` for a claim about settings that
+        were tuned at a shorter horizon.
     **parameters
         Keyword arguments of the claim's function.
 
@@ -123,6 +126,7 @@ class Scale:
     seeds: int
     tuning_seeds: int
     sweep: Mapping[str, Sequence[Any]]
+    tuning: Mapping[str, Any]
     parameters: Mapping[str, Any]
 
     def __init__(
@@ -131,8 +135,12 @@ class Scale:
         seeds: int,
         tuning_seeds: int = 3,
         sweep: Mapping[str, Sequence[Any]] | None = None,
+        tuning: Mapping[str, Any] | None = None,
         **parameters: Any,
     ) -> None:
+        unknown = sorted(set(tuning or {}) - set(parameters))
+        if unknown:
+            raise ValueError(f"tuning must name parameters of the scale, got {unknown}")
         if sweep is not None and len(sweep) != 1:
             raise ValueError(f"sweep must name one parameter, got {sorted(sweep)}")
         # A frozen dataclass with its own __init__ has no other way to set its fields.
@@ -141,6 +149,7 @@ class Scale:
             self, "tuning_seeds", check_integer("tuning_seeds", tuning_seeds, at_least=1)
         )
         object.__setattr__(self, "sweep", dict(sweep or {}))
+        object.__setattr__(self, "tuning", dict(tuning or {}))
         object.__setattr__(self, "parameters", parameters)
 
 

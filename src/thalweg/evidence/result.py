@@ -102,6 +102,7 @@ def build_result(
         },
         "scale": scale_name,
         "parameters": dict(scale.parameters),
+        "tuning_parameters": dict(scale.tuning),
         "sweep": {name: list(points) for name, points in scale.sweep.items()},
         "seeds": scale.seeds,
         "seed_offset": seed_offset,

@@ -89,7 +89,7 @@ def _check(claim: Claim, scale_name: str, seed_offset: int) -> Steps:
         return [
             [
                 Trial(claim.id, prints[contender.name], phase, contender.name, seed, setting, point)
-                for point in _points(scale)
+                for point in _points(scale, phase)
             ]
             for seed in range(seed_offset, seed_offset + count)
         ]
@@ -144,9 +144,9 @@ def _trial_count(claim: Claim, scale: Scale) -> int:
     return per_seed * len(_points(scale))
 
 
-def _points(scale: Scale) -> list[dict[str, Any]]:
+def _points(scale: Scale, phase: Phase = "evaluation") -> list[dict[str, Any]]:
     """Return the parameters of a trial at every swept value."""
-    fixed = dict(scale.parameters)
+    fixed = {**scale.parameters, **(scale.tuning if phase == "tuning" else {})}
     swept = [{name: value} for name, values in scale.sweep.items() for value in values]
     return [fixed | point for point in swept or [{}]]
 
