@@ -1,0 +1,14 @@
+from .batch import AgentBatch as AgentBatch
+from .batch import AgentGroup as AgentGroup
+from .batch import replicate as replicate
+from .choice import ArmChoice as ArmChoice
+from .eqol import EQOL as EQOL
+from .eqol import EQOLBatch as EQOLBatch
+from .eqol_report import EQOLReport as EQOLReport
+from .eqol_report import eqol_diagnostics as eqol_diagnostics
+from .linear_agents import LinGreedy as LinGreedy
+from .linear_agents import LinTS as LinTS
+from .linear_agents import LinUCB as LinUCB
+from .ridge import RidgeRegression as RidgeRegression
+from .simulation import BanditTrace as BanditTrace
+from .simulation import simulate as simulate
