@@ -1,0 +1,5 @@
+"""Data sets and problem instances that claims, tests, speed checks and examples share."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,5 @@
+"""Optimizers and schedules that train networks."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
