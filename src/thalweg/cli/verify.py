@@ -164,8 +164,12 @@ def result_table(records: Sequence[dict[str, Any]]) -> Table:
     from thalweg.evidence.result import summarize
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("claim", "scale", "verdict", "effect", "expected", "trials took"):
-        table.add_column(column, justify="right" if column == "trials took" else "left")
+    table.add_column("claim", overflow="fold", ratio=3)
+    table.add_column("scale")
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("effect", ratio=3)
+    table.add_column("expected", ratio=3)
+    table.add_column("trials", justify="right", no_wrap=True)
     for record in records:
         style = {"holds": "green", "fails": "red"}.get(record["verdict"], "yellow")
         table.add_row(

@@ -484,7 +484,7 @@ def _train_digits(
 
 DIGITS_SCALES = {
     "smoke": Scale(seeds=2, tuning_seeds=1, tuning={"queries": 10}, queries=60),
-    "quick": Scale(seeds=8, tuning_seeds=2, tuning={"queries": 150}, queries=3_000),
+    "quick": Scale(seeds=8, tuning_seeds=2, tuning={"queries": 100}, queries=2_000),
     "full": Scale(seeds=10, tuning={"queries": 1_000}, queries=20_000),
 }
 
