@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from thalweg.bandits.choice import ArmChoice
+from thalweg.bandits.linear_methods import LinearAgent
 from thalweg.bandits.ridge import RidgeRegression
 from thalweg.common.checks import check_array, check_integer
 from thalweg.common.random import RNGLike, as_generator
 
 Array = NDArray[Any]
-
-
-class LinearAgent(Protocol):
-    """An agent that keeps a ridge regression and plays the arm of largest index."""
-
-    ridge: RidgeRegression
-    choice: ArmChoice
-
-    def index(self, contexts: ArrayLike) -> Array:
-        """Return the index of each context, (K,) or (R, K)."""
-        ...
 
 
 AgentT = TypeVar("AgentT", bound=LinearAgent)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from thalweg.bandits import linear_methods
 from thalweg.bandits.batch import AgentBatch
 from thalweg.bandits.choice import ArmChoice
 from thalweg.bandits.ridge import RidgeRegression
@@ -161,6 +162,12 @@ class EQOL:
     True
     """
 
+    select = linear_methods.select
+    update = linear_methods.update
+    predict = linear_methods.predict
+    get_state = linear_methods.get_state
+    set_state = linear_methods.set_state
+
     def __init__(
         self,
         dim: int,
@@ -256,27 +263,6 @@ class EQOL:
         c1, c2 = self.coefficients()
         is_capped: NDArray[np.bool_] = ellipsoid_radius(s, c1, c2) >= np.asarray(c2)[..., None]
         return is_capped
-
-    def select(self, contexts: ArrayLike) -> int:
-        """Return the arm to play among the K contexts (K, d). K may differ between rounds."""
-        return int(self.choice.best(self.index(contexts)))
-
-    def update(self, contexts: ArrayLike, arm: int | None, reward: float) -> None:
-        """Learn the reward of ``contexts[arm]``, or of the one context (d,) if ``arm`` is None."""
-        self.ridge.observe(contexts, arm, reward)
-
-    def predict(self, contexts: ArrayLike) -> Array:
-        """Return the estimated mean reward of each of the K contexts (K, d); shape (K,)."""
-        return self.ridge.predict(self.ridge.check_contexts(contexts))
-
-    def get_state(self) -> dict[str, Any]:
-        """Return what `set_state` needs to go on bit for bit: arrays, numbers and one string."""
-        return self.ridge.get_state() | self.choice.get_state()
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state that `get_state` of an agent with the same parameters returned."""
-        self.ridge.set_state(state)
-        self.choice.set_state(state)
 
     def _constant(self) -> Any:
         if not isinstance(self.c, str):

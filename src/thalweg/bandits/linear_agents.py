@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from thalweg.bandits import linear_methods
 from thalweg.bandits.choice import ArmChoice
 from thalweg.bandits.ridge import RidgeRegression
 from thalweg.common.checks import check_choice, check_number
@@ -69,6 +69,12 @@ class LinUCB:
     1
     """
 
+    select = linear_methods.select
+    update = linear_methods.update
+    predict = linear_methods.predict
+    get_state = linear_methods.get_state
+    set_state = linear_methods.set_state
+
     def __init__(
         self,
         dim: int,
@@ -101,27 +107,6 @@ class LinUCB:
         width = np.asarray(self.scale * self.beta)[..., None]
         bound: Array = self.ridge.predict(contexts) + width * self.ridge.norms(contexts)
         return bound
-
-    def select(self, contexts: ArrayLike) -> int:
-        """Return the arm to play among the K contexts (K, d)."""
-        return int(self.choice.best(self.index(contexts)))
-
-    def update(self, contexts: ArrayLike, arm: int | None, reward: float) -> None:
-        """Learn the reward of ``contexts[arm]``, or of the one context (d,) if ``arm`` is None."""
-        self.ridge.observe(contexts, arm, reward)
-
-    def predict(self, contexts: ArrayLike) -> Array:
-        """Return the estimated mean reward of each of the K contexts (K, d); shape (K,)."""
-        return self.ridge.predict(self.ridge.check_contexts(contexts))
-
-    def get_state(self) -> dict[str, Any]:
-        """Return what `set_state` needs to go on bit for bit: arrays, numbers and one string."""
-        return self.ridge.get_state() | self.choice.get_state()
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state that `get_state` of an agent with the same parameters returned."""
-        self.ridge.set_state(state)
-        self.choice.set_state(state)
 
 
 class LinTS:
@@ -176,6 +161,12 @@ class LinTS:
     1
     """
 
+    select = linear_methods.select
+    update = linear_methods.update
+    predict = linear_methods.predict
+    get_state = linear_methods.get_state
+    set_state = linear_methods.set_state
+
     def __init__(
         self,
         dim: int,
@@ -218,27 +209,6 @@ class LinTS:
         sample = (self.ridge.theta + spread * deviation).astype(contexts.dtype, copy=False)
         value: Array = (contexts @ sample[..., None])[..., 0]
         return value
-
-    def select(self, contexts: ArrayLike) -> int:
-        """Return the arm to play among the K contexts (K, d)."""
-        return int(self.choice.best(self.index(contexts)))
-
-    def update(self, contexts: ArrayLike, arm: int | None, reward: float) -> None:
-        """Learn the reward of ``contexts[arm]``, or of the one context (d,) if ``arm`` is None."""
-        self.ridge.observe(contexts, arm, reward)
-
-    def predict(self, contexts: ArrayLike) -> Array:
-        """Return the estimated mean reward of each of the K contexts (K, d); shape (K,)."""
-        return self.ridge.predict(self.ridge.check_contexts(contexts))
-
-    def get_state(self) -> dict[str, Any]:
-        """Return what `set_state` needs to go on bit for bit: arrays, numbers and one string."""
-        return self.ridge.get_state() | self.choice.get_state()
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state that `get_state` of an agent with the same parameters returned."""
-        self.ridge.set_state(state)
-        self.choice.set_state(state)
 
 
 class LinGreedy:
@@ -284,6 +254,12 @@ class LinGreedy:
     1
     """
 
+    select = linear_methods.select
+    update = linear_methods.update
+    predict = linear_methods.predict
+    get_state = linear_methods.get_state
+    set_state = linear_methods.set_state
+
     def __init__(
         self,
         dim: int,
@@ -300,24 +276,3 @@ class LinGreedy:
     def index(self, contexts: ArrayLike) -> Array:
         """Return the estimated mean reward of each of the K contexts (K, d); shape (K,)."""
         return self.ridge.predict(self.ridge.check_contexts(contexts))
-
-    def select(self, contexts: ArrayLike) -> int:
-        """Return the arm to play among the K contexts (K, d)."""
-        return int(self.choice.best(self.index(contexts)))
-
-    def update(self, contexts: ArrayLike, arm: int | None, reward: float) -> None:
-        """Learn the reward of ``contexts[arm]``, or of the one context (d,) if ``arm`` is None."""
-        self.ridge.observe(contexts, arm, reward)
-
-    def predict(self, contexts: ArrayLike) -> Array:
-        """Return the estimated mean reward of each of the K contexts (K, d); shape (K,)."""
-        return self.index(contexts)
-
-    def get_state(self) -> dict[str, Any]:
-        """Return what `set_state` needs to go on bit for bit: arrays, numbers and one string."""
-        return self.ridge.get_state() | self.choice.get_state()
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state that `get_state` of an agent with the same parameters returned."""
-        self.ridge.set_state(state)
-        self.choice.set_state(state)
