@@ -23,7 +23,8 @@ def report(
     """Write the results as HTML that opens offline: an overview and a page per claim."""
     records = _records(database, published)
     if not records:
-        raise ValueError(f"{database} holds no results yet; run `thalweg verify` first")
+        source = "the published evidence" if published else database
+        raise ValueError(f"{source} holds no results yet; run `thalweg verify` first")
 
     from thalweg.evidence.report import Chapter, write_report
 

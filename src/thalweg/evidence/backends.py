@@ -11,6 +11,7 @@ import math
 import os
 import signal
 import socket
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -60,6 +61,8 @@ class ProcessBackend:
         self._threads = threads
         self._waiting: deque[_Task] = deque()
         self._pending: dict[concurrent.futures.Future[Outcome], _Task] = {}
+        # loky replaces a worker that has grown by some 100 MB, between two trials: as it should.
+        warnings.filterwarnings("ignore", message="A worker stopped while some jobs were given")
         self._executor = self._start()
 
     @property
