@@ -70,6 +70,16 @@ def test_texts_are_escaped(records, tmp_path):
     assert "<script>alert" not in index.read_text()
 
 
+def test_docstring_markup_becomes_html(records, tmp_path):
+    records[0]["description"] = "One *single* `value` < 2 * 3 * 4, ``rng`` and <b>."
+    index = write_report(records[:1], CHAPTERS, tmp_path / "report")
+    page = (index.parent / "toy-losses-quick.html").read_text()
+    wanted = (
+        "One <em>single</em> <code>value</code> &lt; 2 * 3 * 4, <code>rng</code> and &lt;b&gt;."
+    )
+    assert wanted in page
+
+
 def test_figures_show_the_record(records):
     drawn = figures(records[0])
     assert set(drawn) == {"Effect", "Curves", "Seeds", "Tuning"}

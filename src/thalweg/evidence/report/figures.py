@@ -66,7 +66,8 @@ def effect_figure(record: Record) -> go.Figure | None:
             figure.add_vline(x=limit, line={"color": THRESHOLD, "dash": "dash", "width": 2})
     if expectation["effect"] == "ratio":
         figure.add_vline(x=1, line={"color": NEUTRAL, "width": 1})
-    figure.update_xaxes(title=title)
+    axis = {} if expectation["effect"] == "slope" else _axis([[e["value"] for _, e in rows]])
+    figure.update_xaxes(title=title, **axis)
     figure.update_yaxes(autorange="reversed", automargin=True)
     return _sized(figure, 150 + 34 * len(rows))
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from markupsafe import Markup, escape
 
 from thalweg.evidence.result import summarize
 
@@ -52,7 +55,12 @@ def write_report(records: Sequence[Record], chapters: Iterable[Chapter], out: Pa
         undefined=jinja2.StrictUndefined,
     )
     environment.filters.update(
-        number=_number, size=_size, summarize=summarize, page=page_name, setting=_setting
+        number=_number,
+        size=_size,
+        summarize=summarize,
+        page=page_name,
+        setting=_setting,
+        inline=_inline,
     )
     latest = list({(r["claim"], r["scale"], r["seed_offset"]): r for r in records}.values())
     _write_assets(out / "assets")
@@ -128,6 +136,13 @@ def _number(value: float | None) -> str:
 
 def _size(count: float) -> str:
     return f"{count / 2**20:,.0f} MiB"
+
+
+def _inline(text: str) -> Markup:
+    """Return ``text`` escaped, with the inline code and emphasis that docstrings use as HTML."""
+    escaped = str(escape(text))
+    escaped = re.sub(r"(`{1,2})(.+?)\1", r"<code>\2</code>", escaped)
+    return Markup(re.sub(r"(?<![\w*])\*(\w[^*]*?)\*(?![\w*])", r"<em>\1</em>", escaped))
 
 
 def _setting(setting: Mapping[str, Any]) -> str:
