@@ -36,6 +36,19 @@ class TestEntry:
     def test_has_an_example(self, method):
         assert (ROOT / "examples" / f"plot_{method.slug.replace('-', '_')}.py").exists()
 
+    def test_has_a_page_with_card_evidence_and_reference(self, method, monkeypatch):
+        monkeypatch.syspath_prepend(ROOT / "docs" / "_ext")
+        from catalog_pages import family_page, method_page
+
+        page = method_page(method)
+        for text in (method.summary, method.when, method.not_when, method.import_line):
+            assert text in page
+        for record in method.evidence():
+            assert record["statement"] in page
+        for name in method.objects:
+            assert f"{method.module}.{name}" in page
+        assert f"methods/{method.slug}.md" in family_page(catalog.all_families()[method.family])
+
     def test_has_claims_with_one_headline(self, method):
         claims = claims_of(method)
         assert [claim.headline for claim in claims].count(True) == 1

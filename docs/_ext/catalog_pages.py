@@ -8,13 +8,15 @@ from __future__ import annotations
 import importlib
 import inspect
 from pathlib import Path
-
-from sphinx.application import Sphinx
+from typing import TYPE_CHECKING
 
 from thalweg import catalog
 from thalweg.evidence.report import Chapter, write_report
 from thalweg.evidence.report.write import page_name
 from thalweg.evidence.result import summarize
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 BADGES = {"holds": "success", "fails": "danger", "inconclusive": "warning"}
 REPORT = "report"  # the folder of the HTML report in the site
