@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import re
@@ -35,6 +37,25 @@ def run(capfd, tmp_path, monkeypatch):
         return stopped.value.code or 0, out, err
 
     return run
+
+
+@contextlib.contextmanager
+def started(command):
+    """Run a command in a process group of its own, and end it whatever happens."""
+    running = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A suite that runs in the background hands down that Ctrl-C is ignored.
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        yield running
+    finally:
+        running.kill()
+        running.communicate()
 
 
 class TestList:
@@ -130,15 +151,13 @@ class TestVerify:
         database = tmp_path / "evidence.sqlite"
         command = [sys.executable, "-m", "thalweg", "verify", "eqol", "--jobs", "2"]
         command += ["--database", str(database)]
-        running = subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
-        deadline = time.monotonic() + 60
-        while not (database.exists() and _count(database) > 5):
-            assert time.monotonic() < deadline, "no trial finished"
-            time.sleep(0.05)
-        os.killpg(running.pid, signal.SIGINT)
-        _, err = running.communicate(timeout=30)
+        with started(command) as running:
+            deadline = time.monotonic() + 60
+            while not (database.exists() and _count(database) > 5):
+                assert time.monotonic() < deadline, "no trial finished"
+                time.sleep(0.05)
+            os.killpg(running.pid, signal.SIGINT)
+            _, err = running.communicate(timeout=30)
         assert running.returncode == 130
         assert "Traceback" not in err
         kept = int(re.search(r"interrupted; (\d+) trials are kept", err)[1])
@@ -309,22 +328,11 @@ def test_version(run):
 def test_the_report_is_served(tmp_path):
     import urllib.request
 
-    from thalweg.evidence.store import Store
-
-    database = tmp_path / "evidence.sqlite"
-    Store(database).close()
     command = [sys.executable, "-m", "thalweg", "report", "--published", "--serve", "--port", "0"]
-    running = subprocess.Popen(
-        [*command, "--out", str(tmp_path / "report")],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
+    with started([*command, "--out", str(tmp_path / "report")]) as running:
         line = running.stderr.readline()
         address = re.search(r"http://127\.0\.0\.1:\d+/", line)[0]
         assert b"What holds" in urllib.request.urlopen(address, timeout=10).read()
-    finally:
         running.send_signal(signal.SIGINT)
         _, err = running.communicate(timeout=10)
     assert "stopped" in err
