@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
-from scipy.linalg import blas, cho_factor, cho_solve
+from scipy.linalg import cho_factor, cho_solve
 
 from thalweg.common.checks import (
     check_array,
@@ -22,12 +22,8 @@ from thalweg.common.checks import (
 Array = NDArray[Any]
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
-GER: dict[Any, Any] = {FLOAT32: blas.sger, FLOAT64: blas.dger}
-TRMM: dict[Any, Any] = {FLOAT32: blas.strmm, FLOAT64: blas.dtrmm}
 # A squared norm below this is no round-off of zero: the maintained inverse has drifted.
 DRIFT = {FLOAT32: -1e-6, FLOAT64: -1e-10}
-# From this dimension on, halving the flops of the norms pays for one copy of the inverse.
-TRIANGULAR_FROM = 128
 
 
 class RidgeRegression:
@@ -172,8 +168,8 @@ class RidgeRegression:
         squared_norm = _dot(x, u)
         gain = 1 / (1 + squared_norm)
         error = reward - _dot(x, self.theta)
-        self.V = _add_outer(self.V, x, 1.0)
-        self.V_inv = _add_outer(self.V_inv, _scaled(u, np.sqrt(gain)), -1.0)
+        _add_outer(self.V, x, 1.0)
+        _add_outer(self.V_inv, _scaled(u, np.sqrt(gain)), -1.0)
         self.b += _scaled(x, reward)
         self.theta += _scaled(u, gain * error)
         self.log_det = self.log_det + np.log1p(squared_norm)
@@ -236,8 +232,6 @@ class RidgeRegression:
         self.updates = int(state["updates"])
 
     def _squared_norms(self, contexts: Array) -> Array:
-        if self.n_runs is None and self.dim >= TRIANGULAR_FROM:
-            return _triangular_form(self.V_inv, contexts)
         form: Array = np.einsum("...kd,...kd->...k", contexts @ self.V_inv, contexts)
         return form
 
@@ -263,21 +257,9 @@ def _scaled(x: Array, factor: Any) -> Array:
     return scaled
 
 
-def _add_outer(matrix: Array, x: Array, sign: float) -> Array:
-    """Return ``matrix`` + ``sign`` x xᵀ, in place."""
+def _add_outer(matrix: Array, x: Array, sign: float) -> None:
+    """Add ``sign`` x xᵀ to ``matrix``, in place."""
+    # Not by SciPy's BLAS: its threads and those of NumPy's, which makes the products, wait for
+    # each other, and a round then takes many times as long.
     x = x.astype(matrix.dtype, copy=False)
-    if matrix.ndim == 3:
-        matrix += sign * (x[:, :, None] * x[:, None, :])
-        return matrix
-    # BLAS works on Fortran order, which is the transpose of a C array, and needs no temporary.
-    updated: Array = GER[matrix.dtype](sign, x, x, a=matrix.T, overwrite_a=True).T
-    return updated
-
-
-def _triangular_form(matrix: Array, contexts: Array) -> Array:
-    """Return xᵀ M x per row: for a symmetric M that is 2 xᵀ T x, T its triangle, half diagonal."""
-    triangle = matrix.T.copy(order="K")
-    triangle[np.diag_indices_from(triangle)] *= 0.5
-    half = TRMM[matrix.dtype](2.0, triangle, contexts.T, lower=False).T
-    form: Array = np.einsum("kd,kd->k", half, contexts)
-    return form
+    matrix += (sign * x)[..., :, None] * x[..., None, :]
