@@ -238,16 +238,18 @@ def squared_norm(tensors: list[Tensor]) -> float:
 
 def _norms(tensors: list[Tensor]) -> Tensor:
     """Return norms of the tensors, or of their parts, in one dimension."""
-    if tensors[0].device.type != "cpu":
-        return torch.stack(list(torch._foreach_norm(tensors)))
+    on_cpu = tensors[0].device.type == "cpu"
     norms: list[Tensor] = []
+    short: list[Tensor] = []
     for tensor in tensors:
+        if not on_cpu or tensor.numel() <= LONG:
+            short.append(tensor)
+            continue
         flat = tensor.reshape(-1)
-        whole = flat.numel() // ROW * ROW if flat.numel() > LONG else 0
-        if whole > 0:
-            norms.append(torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=1))
-        norms.append(torch.linalg.vector_norm(flat[whole:], keepdim=True))
-    return torch.cat(norms)
+        whole = flat.numel() // ROW * ROW
+        norms.append(torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=1))
+        short.append(flat[whole:])
+    return torch.cat([*norms, torch.stack(list(torch._foreach_norm(short)))])
 
 
 def by_device_and_dtype(*lists: list[Tensor]) -> list[tuple[list[Tensor], ...]]:
