@@ -115,8 +115,8 @@ def test_ratios_to_sgd(parameters, capsys):
         print(f"\n{len(parameters)} tensors: ", {k: f"{v:.2f}" for k, v in ratios.items()})
     assert ratios["descend unchecked"] <= 1.15
     assert ratios["descend, weight decay"] <= 1.2
-    # Both make four passes where SGD makes three; a measurement calls more kernels per tensor.
-    assert ratios["descend"] <= 1.2 * 4 / 3
+    # Both make four passes where SGD makes three, and call a kernel for each tensor.
+    assert ratios["descend"] <= 1.4 * 4 / 3
     assert ratios["measure"] <= 1.4 * 4 / 3
     assert ratios["split"] <= 3.5
 
