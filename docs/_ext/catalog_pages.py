@@ -137,9 +137,7 @@ def _evidence(m: catalog.Method) -> list[str]:
     for record in records:
         if record["reasons"]:
             why = "; ".join(record["reasons"])
-            lines.append(
-                f"- `{record['name']}` ({record['scale']}) is inconclusive or fails: {why}."
-            )
+            lines.append(f"- `{record['name']}` ({record['scale']}), {record['verdict']}: {why}.")
     versions = records[0]["versions"]
     named = ", ".join(f"{name} {versions[name]}" for name in ("thalweg", "python", "numpy"))
     lines += [
