@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from toy import growth, toy
 
@@ -253,6 +254,17 @@ class TestKilledRuns:
         with Store(tmp_path / "alone.sqlite") as store:
             (record,) = verify([claim], scale="full", store=store, backend=inline)
         assert out.strip() == f"holds {values(record)}"
+
+    def test_workers_end_when_their_run_was_killed(self, tmp_path):
+        database = str(tmp_path / "evidence.sqlite")
+        run = self.start(database)
+        self.wait_for_trials(database, 2)
+        workers = psutil.Process(run.pid).children(recursive=True)
+        assert len(workers) >= 2
+        run.kill()
+        run.communicate()
+        _, alive = psutil.wait_procs(workers, timeout=10)
+        assert alive == []
 
     def test_two_runs_share_one_database(self, tmp_path):
         database = str(tmp_path / "evidence.sqlite")

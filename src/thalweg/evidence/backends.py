@@ -11,6 +11,8 @@ import math
 import os
 import signal
 import socket
+import threading
+import time
 import warnings
 from collections import deque
 from collections.abc import Iterator
@@ -99,7 +101,7 @@ class ProcessBackend:
             max_workers=self._jobs,
             timeout=None,
             reuse=False,
-            initializer=_ignore_interrupts,
+            initializer=_prepare_worker,
             env=thread_environment(self._threads),
         )
 
@@ -237,6 +239,13 @@ def _died(reason: BaseException | None) -> Outcome:
     return Outcome(math.nan, error=f"its worker died {TRIES} times: {first_line}")
 
 
-def _ignore_interrupts() -> None:
-    """Leave Ctrl-C to the main process, which stops its workers itself."""
+def _prepare_worker() -> None:
+    """Leave Ctrl-C to the main process, which stops its workers itself; end when it has died."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
