@@ -6,6 +6,7 @@ import timeit
 
 import numpy as np
 import pytest
+import threadpoolctl
 from mabwiser.mab import MAB, LearningPolicy
 
 from thalweg.bandits import EQOL, AgentBatch, EQOLBatch, LinGreedy, LinTS, LinUCB, simulate
@@ -28,6 +29,13 @@ def trained(make, dim, n_arms, **parameters):
 def seconds(function, *, number, repeat=5):
     """Return the shortest time of one call."""
     return min(timeit.repeat(function, number=number, repeat=repeat)) / number
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Compare on one core, as the target says: idle BLAS threads make short calls erratic."""
+    with threadpoolctl.threadpool_limits(1):
+        yield
 
 
 @pytest.fixture
