@@ -17,7 +17,6 @@ from thalweg.evidence.machine import machine, versions
 from thalweg.evidence.statistics import (
     CONFIDENCE,
     Interval,
-    Judgement,
     averager,
     best_setting,
     interval,
@@ -121,13 +120,9 @@ def build_result(
     return _strict(record)  # type: ignore[no-any-return]
 
 
-def summarize(judgement_or_record: Judgement | Mapping[str, Any]) -> str:
+def summarize(record: Mapping[str, Any]) -> str:
     """Return the effect in words: ``0.41 of OFUL (0.38 to 0.45)``."""
-    if isinstance(judgement_or_record, Judgement):
-        effect = _interval(judgement_or_record.effect)
-        of = judgement_or_record.of
-    else:
-        effect, of = judgement_or_record["effect"], judgement_or_record["of"]
+    effect, of = record["effect"], record["of"]
     if effect is None:
         return "no effect: see the reasons"
     numbers = f"{effect['value']:.3g} ({effect['low']:.3g} to {effect['high']:.3g})"

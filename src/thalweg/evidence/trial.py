@@ -119,6 +119,7 @@ def _measure(packed: bytes, trial: Trial, threads: int) -> Outcome:
 
 @functools.lru_cache(maxsize=64)
 def _unpack(packed: bytes) -> tuple[Any, Contender]:
+    # Only ever what `pack` made in this run: neither files nor the database hold such bytes.
     function, contender = cloudpickle.loads(packed)
     return function, contender
 

@@ -432,9 +432,8 @@ def breast_cancer(
 ) -> Measurement:
     """Play scikit-learn's breast-cancer data as a bandit with 2 arms, as in `digits`.
 
-    The ratio is above 0.6 here. A linear rule that is fitted to all the data at once is still
-    wrong on 2 % of the patients; these mistakes no exploration can avoid, they are more than
-    half of EQOL's, and they draw the ratio towards 1.
+    The claim fails. A linear rule that is fitted to all the data at once is still wrong on some
+    patients; these mistakes no exploration can avoid, and they draw the ratio towards 1.
     """
     return _mistakes(contender, rng, "breast_cancer", rounds, **tuned)
 
@@ -484,7 +483,7 @@ def digits_untuned(
 
     MABWiser's LinUCB is the implementation that people use: one regression per class and a width
     alpha that does not grow with t. EQOL runs as shipped, so it must make up for their tuning.
-    It does not quite: the best tuned peer makes fewer mistakes, by less than a tenth.
+    It does not quite: the best tuned peer makes somewhat fewer mistakes.
     """
     return _mistakes(contender, rng, "digits", rounds, **tuned)
 

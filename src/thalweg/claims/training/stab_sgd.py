@@ -266,8 +266,8 @@ def worst_noise_level(
     of the six quotients counts. Stab-SGD runs with its defaults and lr = 1/β; its measurements
     are among the queries. The peers are schedules, and get their best *single* lr.
 
-    Stab-SGD is not the best at any single level: at the ends it is within a factor of about 2, in
-    between of more than 10: its ratio falls faster there than the best step has to. The split
+    Stab-SGD is not the best at any single level: it is close to it at both ends and
+    far from it in between, where its ratio falls faster than the best step has to. The split
     variant is a second form of the method. AdaGrad-Norm stands here as a control because the
     statement is about schedules, which know nothing of the gradients; it *is* noise-adaptive, and
     with one lr it is better than Stab-SGD over a decade of lr: see `against_adagrad_norm`.
@@ -297,7 +297,7 @@ def against_adagrad_norm(
     """Compare with the strongest noise-adaptive peer on the problem of `worst_noise_level`.
 
     AdaGrad-Norm takes the step min(lr / √(Σ ‖g‖²), 1/β), five lines of code, and its lr is tuned
-    on the problem. The claim fails: AdaGrad-Norm is several times better. What is left to
+    on the problem. The claim fails: AdaGrad-Norm is better. What is left to
     Stab-SGD is that nothing but 1/β has to be set, and that it goes on descending where
     AdaGrad-Norm's capped step rests (`no_saturation`).
     """
@@ -331,7 +331,7 @@ def no_saturation(
     A constant step rests where its noise balances the descent, and AdaGrad-Norm, whose step is
     capped at 1/β for as long as the noise is this small, rests there too. Stab-SGD's ratio falls
     with the gradient and it goes on. Cosine annealing is told the horizon and is tuned: it is
-    better than Stab-SGD by a factor of about ten, the price of not knowing the horizon.
+    better than Stab-SGD, which pays for not knowing the horizon.
     """
     x, losses = run_chains(contender, qsc(), [1e-16], rng, queries, **tuned)
     return Measurement(float(losses[-1, 0]), curve=(x, losses[:, 0]))
@@ -514,7 +514,7 @@ def longer_training(
     annealing keeps that lr and is told the long horizon. Everything else is as shipped. All
     gradients count, those of measurements too.
 
-    The claim fails, by an order of magnitude: near interpolation a few images make most of the
+    The claim fails, and not narrowly: near interpolation a few images make most of the
     gradient's norm, so that the ratio becomes small, and with it the step, although the noise
     fades together with the gradient and a constant step would go on. An lr ten times larger,
     which would make up for it, diverges early on, when the ratio is still near 1.
