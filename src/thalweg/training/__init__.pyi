@@ -1,5 +1,5 @@
+from .gradients import NonFiniteGradientError as NonFiniteGradientError
 from .stab_minimize import minimize_stab_sgd as minimize_stab_sgd
-from .stab_sgd import NonFiniteGradientError as NonFiniteGradientError
 from .stab_sgd import StabRecord as StabRecord
 from .stab_sgd import StabSGD as StabSGD
 from .stability import StabEstimate as StabEstimate

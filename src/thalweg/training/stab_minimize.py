@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import OptimizeResult, OptimizeWarning
+from scipy.optimize import OptimizeResult
 
-from thalweg.common.checks import check_array, check_finite, check_integer, check_number
+from thalweg.common.checks import check_array, check_integer, check_number
+from thalweg.common.minimizers import (
+    check_gradient_function,
+    intermediate_report,
+    optimize_result,
+    refuse_constraints,
+    takes_rng,
+    warn_of_unknown,
+)
 from thalweg.common.optional import requires
 from thalweg.common.random import RNGLike, as_generator
 
 with requires("training"):
     import torch
 
-from thalweg.training.stab_sgd import NonFiniteGradientError, StabSGD
+from thalweg.training.curvature import hessian_norm
+from thalweg.training.gradients import NonFiniteGradientError
+from thalweg.training.stab_sgd import StabSGD
 
 Vector = NDArray[np.float64]
 CHECKPOINTS = 100
-POWER_ITERATIONS = 100
 
 
 def minimize_stab_sgd(
@@ -119,8 +126,9 @@ def minimize_stab_sgd(
     >>> result.success, bool(result.fun < 1e-3)
     (True, True)
     """
-    _refuse_constraints(unknown)
-    report = _positional(callback)
+    refuse_constraints("minimize_stab_sgd", unknown)
+    warn_of_unknown(unknown)
+    report = intermediate_report(callback)
     start = check_array("x0", x0, shape=("d",))
     stream = as_generator(rng)
     gradient = _Gradient(jac, args, stream)
@@ -170,7 +178,12 @@ def minimize_stab_sgd(
             query()
             trace.note(x, optimizer)
             if report is not None and optimizer.n_updates > updates:
-                report(x, optimizer)
+                report(
+                    x=x.copy(),
+                    nit=optimizer.n_updates,
+                    njev=optimizer.n_queries,
+                    stab=optimizer.stab,
+                )
     except StopIteration:
         status, message = 99, "The callback raised StopIteration."
     except KeyboardInterrupt:
@@ -180,7 +193,7 @@ def minimize_stab_sgd(
     value = trace.evaluate(x)
     if status == 0 and not math.isfinite(value):
         status, message = 4, "The loss of the last iterate is not finite; lower lr."
-    return _result(
+    return optimize_result(
         x=x,
         fun=value,
         nit=optimizer.n_updates,
@@ -204,15 +217,10 @@ class _Gradient:
         args: tuple[Any, ...],
         stream: np.random.Generator,
     ) -> None:
-        if not callable(jac):
-            raise TypeError(f"jac must be a callable that returns a gradient, got {jac!r}")
-        if type(getattr(jac, "__self__", None)).__name__ == "MemoizeJac":
-            # SciPy's cache would return one noisy gradient for every query at a point.
-            raise ValueError("jac must be a function of its own, not True")
-        self.jac = jac
+        self.jac = check_gradient_function(jac)
         self.args = args
         self.stream = stream
-        self.takes_rng = "rng" in inspect.signature(jac).parameters
+        self.takes_rng = takes_rng(self.jac)
         self.evaluations = 0
 
     def __call__(self, x: Vector, stream: np.random.Generator | None = None) -> Vector:
@@ -228,22 +236,7 @@ class _Gradient:
                 "lr must be given, because jac is random and has no parameter rng "
                 "with which two calls could share their noise"
             )
-        seed = stream.integers(2**63)
-        length = 1e-4 * max(1.0, float(np.linalg.norm(x)))
-        direction = stream.standard_normal(x.shape)
-        direction /= np.linalg.norm(direction)
-        curvature = 0.0
-        for _ in range(POWER_ITERATIONS):
-            ahead = self(x + length * direction, np.random.default_rng(seed))
-            behind = self(x - length * direction, np.random.default_rng(seed))
-            image = check_finite("jac(x)", (ahead - behind) / (2 * length))
-            previous, curvature = curvature, float(np.linalg.norm(image))
-            if curvature == 0:
-                raise ValueError("lr must be given, because jac is constant around x0")
-            direction = image / curvature
-            if abs(curvature - previous) <= 1e-4 * curvature:
-                break
-        return curvature
+        return hessian_norm(self, x, stream)
 
 
 class _Trace:
@@ -267,37 +260,3 @@ class _Trace:
     def arrays(self) -> dict[str, NDArray[Any]]:
         query, value, stab = zip(*self.rows, strict=True) if self.rows else ((), (), ())
         return {"query": np.array(query), "fun": np.array(value), "stab": np.array(stab)}
-
-
-def _refuse_constraints(options: dict[str, Any]) -> None:
-    for name in ("bounds", "constraints"):
-        given = options.pop(name, None)
-        if given is not None and (not isinstance(given, (list, tuple)) or len(given) > 0):
-            raise ValueError(f"{name} must be None: minimize_stab_sgd is unconstrained")
-    unknown = sorted(name for name, value in options.items() if value is not None)
-    if unknown:
-        warnings.warn(f"unknown options: {', '.join(unknown)}", OptimizeWarning, stacklevel=3)
-
-
-def _positional(
-    callback: Callable[..., Any] | None,
-) -> Callable[[Vector, StabSGD], Any] | None:
-    """Return ``callback`` as a function of the iterate and the optimizer."""
-    if callback is None:
-        return None
-    if not callable(callback):
-        raise TypeError(f"callback must be callable, got {type(callback).__name__}")
-    # SciPy's convention: the parameter's name says what the callback takes.
-    if list(inspect.signature(callback).parameters) != ["intermediate_result"]:
-        return lambda x, optimizer: callback(x.copy())
-    return lambda x, optimizer: callback(
-        intermediate_result=_result(
-            x=x.copy(), nit=optimizer.n_updates, njev=optimizer.n_queries, stab=optimizer.stab
-        )
-    )
-
-
-def _result(**fields: Any) -> OptimizeResult:
-    result = OptimizeResult()
-    result.update(fields)
-    return result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -16,20 +15,32 @@ with requires("training"):
     from torch import Tensor
     from torch import distributed as dist
 
+from thalweg.training.gradients import (
+    check_dense,
+    check_real,
+    magnitude,
+    refuse_a_long_series,
+    value_of,
+    with_gradients,
+)
 from thalweg.training.stability import (
     StabEstimate,
     average,
     average_over_replicas,
-    by_device_and_dtype,
     estimate_ratio,
     kurtosis,
-    lerp,
     ratio_of_average,
+)
+from thalweg.training.state_dtypes import restore_dtypes
+from thalweg.training.tensor_lists import (
+    by_device_and_dtype,
+    lerp,
+    move,
+    shrink,
     squared_norm,
     wide_dtype,
 )
 
-MAX_NONFINITE_IN_A_ROW = 10
 SPLIT_CALLS_WITHOUT_STEP = 5
 # Settings that steer the one clock of the optimizer; a param group cannot have its own.
 SHARED = (
@@ -44,10 +55,6 @@ SHARED = (
     "check_finite",
     "pool_replicas",
 )
-
-
-class NonFiniteGradientError(RuntimeError):
-    """Many gradients in a row held NaN or infinity."""
 
 
 class StabRecord(NamedTuple):
@@ -309,12 +316,9 @@ class StabSGD(torch.optim.Optimizer):
         """
         if self._shared["estimator"] == "split":
             raise RuntimeError('StabSGD(estimator="split") must be stepped by step_split, not step')
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = value_of(closure)
         self._warn_of_scheduler()
-        groups = [_with_gradients(group) for group in self.param_groups]
+        groups = [self._with_gradients(group) for group in self.param_groups]
         if any(params for _, params, _ in groups):
             clock = self._clock
             clock["n_queries"] += 1
@@ -407,9 +411,7 @@ class StabSGD(torch.optim.Optimizer):
         check_choice("maximize", param_group.get("maximize", False), (False, True))
         stab = self.stab if self.param_groups else 0.0
         super().add_param_group(param_group)
-        if any(p.is_complex() for p in self.param_groups[-1]["params"]):
-            self.param_groups.pop()
-            raise TypeError("params must be real, got a complex parameter")
+        check_real(self)
         self.param_groups[-1]["stab"] = stab
         if "clock" in self._shared:
             self._begin_measurement()
@@ -426,15 +428,9 @@ class StabSGD(torch.optim.Optimizer):
         if not groups or "clock" not in groups[0]:
             raise ValueError("state_dict must come from StabSGD, got one without its clock")
         super().load_state_dict(state_dict)
-        # torch casts state to the dtype of its parameter, but the mean of half-precision
-        # gradients is float32.
-        saved = state_dict["state"]
-        ids = itertools.chain.from_iterable(group["params"] for group in groups)
-        params = itertools.chain.from_iterable(group["params"] for group in self.param_groups)
-        for index, p in zip(ids, params, strict=True):
-            if index in saved and wide_dtype(p) != p.dtype:
-                mean = saved[index]["mean"]
-                self.state[p]["mean"] = mean.to(p.device, wide_dtype(p), copy=True)
+        self._clock.setdefault("history", [])  # sharded checkpoints leave out empty lists
+        # The mean of half-precision gradients is float32.
+        restore_dtypes(self, state_dict)
 
     @property
     def _shared(self) -> dict[str, Any]:
@@ -463,6 +459,14 @@ class StabSGD(torch.optim.Optimizer):
         self.state.clear()
         for lead, _ in self._units():
             lead["moments"] = {"count": 0, "numerator": 0.0, "second": 0.0, "fourth": 0.0}
+
+    def _with_gradients(
+        self, group: dict[str, Any]
+    ) -> tuple[dict[str, Any], list[Tensor], list[Tensor]]:
+        params: list[Tensor] = []
+        grads: list[Tensor] = []
+        with_gradients(self, group, params, grads)
+        return group, params, grads
 
     def _measure(self) -> None:
         units = self._units()
@@ -534,7 +538,7 @@ class StabSGD(torch.optim.Optimizer):
         clock = self._clock
         size = 1.0
         if self._shared["check_finite"]:
-            size = _size([grad for _, _, grads in groups for grad in grads])
+            size = magnitude([grad for _, _, grads in groups for grad in grads])
         if self._accept([size]) and size != 0:
             for group, params, grads in groups:
                 _update(group, params, grads)
@@ -554,11 +558,18 @@ class StabSGD(torch.optim.Optimizer):
                     f"that require one, got {len(batch)}"
                 )
         columns = {
-            p: [_check_fits(f"grads[{j}][{i}]", batch[i], p) for j, batch in enumerate(grads)]
+            p: [self._check_fits(f"grads[{j}][{i}]", batch[i], p) for j, batch in enumerate(grads)]
             for i, p in enumerate(params)
             if any(batch[i] is not None for batch in grads)
         }
         return [{p: column[j] for p, column in columns.items()} for j in range(len(grads))]
+
+    def _check_fits(self, name: str, grad: Tensor | None, p: Tensor) -> Tensor:
+        if grad is None:
+            return torch.zeros_like(p, dtype=wide_dtype(p))
+        if grad.shape != p.shape:
+            raise ValueError(f"{name} must have shape {tuple(p.shape)}, got {tuple(grad.shape)}")
+        return check_dense(self, grad.detach()).to(p.device, wide_dtype(p))
 
     def _buffer(self, p: Tensor) -> Tensor:
         """Return memory for the mean gradient of ``p``; to allocate it anew would cost a step."""
@@ -597,11 +608,7 @@ class StabSGD(torch.optim.Optimizer):
             return True
         clock["n_skipped"] += 1
         clock["nonfinite_in_a_row"] += 1
-        if clock["nonfinite_in_a_row"] >= MAX_NONFINITE_IN_A_ROW:
-            raise NonFiniteGradientError(
-                f"{clock['nonfinite_in_a_row']} gradients in a row were not finite and have been "
-                "skipped; lower lr, or check the loss"
-            )
+        refuse_a_long_series(clock["nonfinite_in_a_row"])
         return False
 
     def _replicas(self) -> int:
@@ -635,41 +642,5 @@ def _update(group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) ->
     """θ ← θ - lr · stab · (G + λθ), with +G to maximize."""
     step_size = group["lr"] * group["stab"]
     for alike, alike_grads in by_device_and_dtype(params, grads):
-        if group["weight_decay"] > 0:
-            torch._foreach_mul_(alike, 1 - step_size * group["weight_decay"])
-        alpha = step_size if group["maximize"] else -step_size
-        torch._foreach_add_(alike, alike_grads, alpha=alpha)
-
-
-def _with_gradients(group: dict[str, Any]) -> tuple[dict[str, Any], list[Tensor], list[Tensor]]:
-    params = [p for p in group["params"] if p.grad is not None]
-    return group, params, [_check_dense("a gradient", p.grad) for p in params]
-
-
-def _size(grads: list[Tensor]) -> float:
-    """Return 0 if all entries are 0, NaN or infinity if one is not finite, else anything else."""
-    size = 0.0
-    for (alike,) in by_device_and_dtype(grads):
-        # On a CPU the plain sum is the cheapest pass over a tensor.
-        on_cpu = alike[0].device.type == "cpu"
-        sums = [grad.sum() for grad in alike] if on_cpu else torch._foreach_norm(alike)
-        size += float(torch.stack(list(sums)).sum())
-    if not math.isfinite(size):
-        return squared_norm(grads)  # a sum of finite entries can overflow
-    return size if size != 0 else float(any(bool(grad.any()) for grad in grads))
-
-
-def _check_dense(name: str, grad: Tensor) -> Tensor:
-    if grad.layout is not torch.strided:
-        raise RuntimeError(
-            f"StabSGD does not support sparse gradients, got {grad.layout} in {name}"
-        )
-    return grad
-
-
-def _check_fits(name: str, grad: Tensor | None, p: Tensor) -> Tensor:
-    if grad is None:
-        return torch.zeros_like(p, dtype=wide_dtype(p))
-    if grad.shape != p.shape:
-        raise ValueError(f"{name} must have shape {tuple(p.shape)}, got {tuple(grad.shape)}")
-    return _check_dense(name, grad.detach()).to(p.device, wide_dtype(p))
+        shrink(alike, step_size, group["weight_decay"])
+        move(alike, alike_grads, step_size if group["maximize"] else -step_size)

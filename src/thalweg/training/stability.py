@@ -13,11 +13,7 @@ with requires("training"):
     from torch import Tensor
     from torch import distributed as dist
 
-# PyTorch's CPU kernel adds the squares of a float32 tensor one after the other: the relative error
-# is 7e-4 at 10^7 entries, more than a small ratio. Tensors longer than LONG (error 9e-7) are
-# therefore summed in rows (error 1e-8), which takes no more time for them.
-LONG = 2**17
-ROW = 2**13
+from thalweg.training.tensor_lists import lerp, squared_norm
 
 
 @dataclass(frozen=True)
@@ -209,54 +205,3 @@ def average_over_replicas(
         dist.all_reduce(mean)
     spread = own / total - squared_norm(means)
     return int(total), second / total, fourth / total, spread
-
-
-def wide_dtype(tensor: Tensor) -> torch.dtype:
-    """Return the dtype in which moments of ``tensor`` accumulate: at least float32."""
-    return torch.promote_types(tensor.dtype, torch.float32)
-
-
-def lerp(means: list[Tensor], samples: list[Tensor], weight: float) -> None:
-    """Move ``means`` towards ``samples``; the mean of equal samples stays exact."""
-    for alike, alike_samples in by_device_and_dtype(means, samples):
-        torch._foreach_lerp_(alike, alike_samples, weight)
-
-
-def squared_norm(tensors: list[Tensor]) -> float:
-    """Return the sum of all squares, to a relative error of 1e-6 for float32 entries.
-
-    One wait per device. NaN or infinity if, and only if, an entry or the result is.
-    """
-    total = 0.0
-    for (alike,) in by_device_and_dtype(tensors):
-        total += float(_norms(alike).cpu().double().square().sum())
-    if math.isfinite(total):
-        return total
-    # Squares of finite float32 entries can overflow.
-    return sum(float(torch.linalg.vector_norm(t.cpu().double())) ** 2 for t in tensors)
-
-
-def _norms(tensors: list[Tensor]) -> Tensor:
-    """Return norms of the tensors, or of their parts, in one dimension."""
-    on_cpu = tensors[0].device.type == "cpu"
-    norms: list[Tensor] = []
-    short: list[Tensor] = []
-    for tensor in tensors:
-        if not on_cpu or tensor.numel() <= LONG:
-            short.append(tensor)
-            continue
-        flat = tensor.reshape(-1)
-        whole = flat.numel() // ROW * ROW
-        norms.append(torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=1))
-        short.append(flat[whole:])
-    return torch.cat([*norms, torch.stack(list(torch._foreach_norm(short)))])
-
-
-def by_device_and_dtype(*lists: list[Tensor]) -> list[tuple[list[Tensor], ...]]:
-    """Split parallel lists into lists of one device and dtype, as fused kernels need them."""
-    groups: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], ...]] = {}
-    for row in zip(*lists, strict=True):
-        columns = groups.setdefault((row[0].device, row[0].dtype), tuple([] for _ in lists))
-        for column, tensor in zip(columns, row, strict=True):
-            column.append(tensor)
-    return list(groups.values())

@@ -1,0 +1,154 @@
+"""Which gradients the optimizers of the family take: dense, real and finite ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+from thalweg.common.checks import check_number
+from thalweg.common.optional import requires
+
+with requires("training"):
+    import torch
+    from torch import Tensor
+
+from thalweg.training.tensor_lists import by_device_and_dtype, squared_norm, whole
+
+MAX_NONFINITE_IN_A_ROW = 10
+
+
+class NonFiniteGradientError(RuntimeError):
+    """Many gradients in a row held NaN or infinity."""
+
+
+class SkipsNonFinite(Protocol):
+    """An optimizer that counts the gradients it has skipped."""
+
+    n_skipped: int
+    nonfinite_in_a_row: int
+
+
+def check_lr(lr: Any) -> float | Tensor:
+    """Return a step size: a number ≥ 0, or a tensor with one, as a compiled step wants it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is neither.
+    """
+    if not isinstance(lr, Tensor):
+        return check_number("lr", lr, at_least=0)
+    if lr.numel() != 1:
+        raise ValueError(f"lr must hold one number, got a tensor of shape {tuple(lr.shape)}")
+    check_number("lr", float(lr), at_least=0)
+    return lr
+
+
+def check_real(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse the param group that was added last, and take it away, if it is complex.
+
+    Raises
+    ------
+    TypeError
+        If one of its parameters is complex.
+    """
+    if any(p.is_complex() for p in optimizer.param_groups[-1]["params"]):
+        optimizer.param_groups.pop()
+        raise TypeError("params must be real, got a complex parameter")
+
+
+def check_dense(optimizer: object, grad: Tensor) -> Tensor:
+    """Return ``grad``; a sparse one raises `RuntimeError`."""
+    if grad.layout is not torch.strided:
+        raise RuntimeError(
+            f"{type(optimizer).__name__} does not support sparse gradients, got {grad.layout}; "
+            "use sparse=False in the layer"
+        )
+    return grad
+
+
+def value_of(closure: Callable[[], Any] | None) -> Any:
+    """Return the value of a step's closure, which computes gradients; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def with_gradients(
+    optimizer: object, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]
+) -> list[Tensor]:
+    """Append the group's parameters that have a gradient, and the gradients; return the former.
+
+    Raises
+    ------
+    RuntimeError
+        If a gradient is sparse.
+    """
+    held = [p for p in group["params"] if p.grad is not None]
+    params.extend(held)
+    grads.extend(check_dense(optimizer, p.grad) for p in held)
+    return held
+
+
+def buffer(optimizer: torch.optim.Optimizer, p: Tensor, name: str) -> Tensor:
+    """Return a tensor of the optimizer's state, like its parameter; a new one is zero."""
+    state = optimizer.state[p]
+    if name not in state:
+        state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
+    return cast(Tensor, state[name])
+
+
+def all_finite(grads: list[Tensor]) -> bool:
+    """Return whether no entry is NaN or infinite: one pass, and one wait per device."""
+    return math.isfinite(magnitude(grads))
+
+
+def magnitude(grads: list[Tensor]) -> float:
+    """Return 0 if all entries are 0, NaN or infinity if one is not finite, else anything else."""
+    total = 0.0
+    for (alike,) in by_device_and_dtype(grads):
+        # On a CPU the plain sum is the cheapest pass over a tensor.
+        on_cpu = alike[0].device.type == "cpu"
+        sums = [grad.sum() for grad in alike] if on_cpu else torch._foreach_norm(alike)
+        total += float(torch.stack([whole(part) for part in sums]).sum())
+    if not math.isfinite(total):
+        return squared_norm(grads)  # a sum of finite entries can overflow
+    return total if total != 0 else float(any(bool(grad.any()) for grad in grads))
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def accept(optimizer: SkipsNonFinite, grads: list[Tensor]) -> bool:
+    """Return whether the gradients are finite; count those that are not.
+
+    Raises
+    ------
+    NonFiniteGradientError
+        At the tenth in a row that is not finite.
+    """
+    if all_finite(grads):
+        optimizer.nonfinite_in_a_row = 0
+        return True
+    optimizer.n_skipped += 1
+    optimizer.nonfinite_in_a_row += 1
+    refuse_a_long_series(optimizer.nonfinite_in_a_row)
+    return False
+
+
+def accept_rows(optimizer: SkipsNonFinite, rows: Sequence[Sequence[Any]]) -> bool:
+    """Return whether the gradients of all groups that want to be checked are finite.
+
+    ``rows`` begin with a param group, its parameters and their gradients.
+    """
+    checked = [grad for group, _, grads, *_ in rows if group["check_finite"] for grad in grads]
+    return not checked or accept(optimizer, checked)
+
+
+def refuse_a_long_series(nonfinite_in_a_row: int) -> None:
+    """Raise `NonFiniteGradientError` at the tenth gradient in a row that was not finite."""
+    if nonfinite_in_a_row >= MAX_NONFINITE_IN_A_ROW:
+        raise NonFiniteGradientError(
+            f"{nonfinite_in_a_row} gradients in a row were not finite and have been skipped; "
+            "lower lr, or check the loss"
+        )
