@@ -1,3 +1,6 @@
+from .byte_text import ByteText as ByteText
+from .byte_text import load_text as load_text
+from .byte_text import sample_windows as sample_windows
 from .digits import Digits as Digits
 from .digits import digits_mlp as digits_mlp
 from .digits import load_digits as load_digits
@@ -8,6 +11,11 @@ from .gset import GsetInstance as GsetInstance
 from .gset import gset_instance as gset_instance
 from .gset import gset_like as gset_like
 from .gset import rudy_graph as rudy_graph
+from .heavy_tails import HeavyTailedQuadratic as HeavyTailedQuadratic
+from .heavy_tails import HeavyTailedRuns as HeavyTailedRuns
+from .heavy_tails import stable_noise as stable_noise
+from .heavy_tails import tailed_diagonal as tailed_diagonal
+from .heavy_tails import tailed_matrix as tailed_matrix
 from .ising_instances import hub_heavy as hub_heavy
 from .ising_instances import planted_geometric as planted_geometric
 from .ising_instances import regular_glass as regular_glass
@@ -26,3 +34,6 @@ from .noisy_quadratics import NoisyQuadratic as NoisyQuadratic
 from .noisy_quadratics import best_expected_loss as best_expected_loss
 from .noisy_quadratics import qsc as qsc
 from .noisy_quadratics import qwc as qwc
+from .small_gpt import ByteGPT as ByteGPT
+from .small_gpt import byte_gpt as byte_gpt
+from .small_gpt import transformer_shapes as transformer_shapes
