@@ -1,3 +1,5 @@
+from .aligned_regression import InterpolatedRegression as InterpolatedRegression
+from .aligned_regression import interpolated_regression as interpolated_regression
 from .byte_text import ByteText as ByteText
 from .byte_text import load_text as load_text
 from .byte_text import sample_windows as sample_windows

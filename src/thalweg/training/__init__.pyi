@@ -1,4 +1,6 @@
 from .gradients import NonFiniteGradientError as NonFiniteGradientError
+from .koala_pp import KoalaPP as KoalaPP
+from .koala_scalar import Koala as Koala
 from .lion import Lion as Lion
 from .moment_fits import MomentFit as MomentFit
 from .muon import Muon as Muon
