@@ -31,6 +31,10 @@ from .linear_bandits import fixed_arms_bandit as fixed_arms_bandit
 from .linear_bandits import isotropic_bandit as isotropic_bandit
 from .linear_bandits import one_hot_bandit as one_hot_bandit
 from .linear_bandits import planted_gap_bandit as planted_gap_bandit
+from .mixed_noise import MixedNoise as MixedNoise
+from .mixed_noise import NoisyLeastSquares as NoisyLeastSquares
+from .mixed_noise import noisy_diabetes as noisy_diabetes
+from .mixed_noise import noisy_quadratic as noisy_quadratic
 from .noisy_quadratics import NoisyChains as NoisyChains
 from .noisy_quadratics import NoisyQuadratic as NoisyQuadratic
 from .noisy_quadratics import best_expected_loss as best_expected_loss

@@ -1,7 +1,14 @@
+from .block_plan import BlockPlan as BlockPlan
+from .block_plan import choose_blocks as choose_blocks
+from .clipped_mom import ClippedMoM as ClippedMoM
+from .clipped_sstm import ClippedSSTM as ClippedSSTM
+from .gradient_tails import TailReport as TailReport
+from .gradient_tails import tail_report as tail_report
 from .gradients import NonFiniteGradientError as NonFiniteGradientError
 from .koala_pp import KoalaPP as KoalaPP
 from .koala_scalar import Koala as Koala
 from .lion import Lion as Lion
+from .mom_minimize import minimize_clipped_mom as minimize_clipped_mom
 from .moment_fits import MomentFit as MomentFit
 from .muon import Muon as Muon
 from .muon import Muonlight as Muonlight
@@ -9,6 +16,7 @@ from .muon_groups import muon_param_groups as muon_param_groups
 from .noise import NoiseReport as NoiseReport
 from .noise import measure_noise as measure_noise
 from .orthogonalizers import matrix_sign as matrix_sign
+from .robust_means import median_of_means as median_of_means
 from .sign_schedules import SignSchedule as SignSchedule
 from .sign_schedules import theory_schedule as theory_schedule
 from .sign_sgd import SignSGD as SignSGD
