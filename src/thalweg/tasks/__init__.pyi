@@ -35,6 +35,9 @@ from .mixed_noise import MixedNoise as MixedNoise
 from .mixed_noise import NoisyLeastSquares as NoisyLeastSquares
 from .mixed_noise import noisy_diabetes as noisy_diabetes
 from .mixed_noise import noisy_quadratic as noisy_quadratic
+from .multimodal_functions import Multimodal as Multimodal
+from .multimodal_functions import multimodal as multimodal
+from .multimodal_functions import soft_rastrigin as soft_rastrigin
 from .noisy_quadratics import NoisyChains as NoisyChains
 from .noisy_quadratics import NoisyQuadratic as NoisyQuadratic
 from .noisy_quadratics import best_expected_loss as best_expected_loss

@@ -1,3 +1,8 @@
+from .anneal_lr import AnnealLR as AnnealLR
+from .annealed_minimize import constant_lr_baseline as constant_lr_baseline
+from .annealed_minimize import minimize_annealed_sgd as minimize_annealed_sgd
+from .annealing import AnnealReport as AnnealReport
+from .annealing import annealing_report as annealing_report
 from .block_plan import BlockPlan as BlockPlan
 from .block_plan import choose_blocks as choose_blocks
 from .clipped_mom import ClippedMoM as ClippedMoM
