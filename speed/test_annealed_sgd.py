@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import timeit
 from functools import partial
 
 import numpy as np
@@ -13,15 +12,6 @@ from thalweg.tasks import soft_rastrigin
 from thalweg.training import AnnealLR, minimize_annealed_sgd
 
 FUNCTION = soft_rastrigin()
-
-
-def seconds_in_turn(functions, rounds=5):
-    """Return the shortest time of each, measured in turn so that all meet the same machine."""
-    best = dict.fromkeys(functions, math.inf)
-    for _ in range(rounds):
-        for name, function in functions.items():
-            best[name] = min(best[name], timeit.timeit(function, number=1))
-    return best
 
 
 def anneal(starts, steps):
@@ -56,7 +46,7 @@ def test_chain_steps(benchmark):
     benchmark.pedantic(lambda: anneal(starts, 1000), rounds=5, warmup_rounds=1)
 
 
-def test_the_machinery_costs_little_beside_the_gradients(capsys):
+def test_the_machinery_costs_little_beside_the_gradients(capsys, seconds_in_turn):
     for chains, n in ((100, 2), (100, 10), (8, 10_000)):
         starts = FUNCTION.starts(chains, n, np.random.default_rng(0))
         steps = 100 if n > 100 else 2000
@@ -64,7 +54,8 @@ def test_the_machinery_costs_little_beside_the_gradients(capsys):
             {
                 "ours": partial(anneal, starts, steps),
                 "bare": partial(bare_loop, starts, steps),
-            }
+            },
+            rounds=5,
         )
         ratio = best["ours"] / best["bare"]
         rate = chains * steps / best["ours"]
@@ -75,7 +66,7 @@ def test_the_machinery_costs_little_beside_the_gradients(capsys):
             assert rate >= 5e5
 
 
-def test_the_scheduler_costs_as_much_as_torchs(capsys):
+def test_the_scheduler_costs_as_much_as_torchs(capsys, seconds_in_turn):
     def stepping(make):
         params = [torch.nn.Parameter(torch.zeros(1))]
         optimizer = torch.optim.SGD([{"params": p} for p in params], lr=0.1)

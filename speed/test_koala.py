@@ -6,14 +6,13 @@ products, which must be known before anything moves), Koala V four, Koala M six.
 
 from __future__ import annotations
 
-import math
-import timeit
-
 import pytest
 import torch
 
 from thalweg.tasks import transformer_shapes
 from thalweg.training import Koala, KoalaPP
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 LISTS = {"transformer": transformer_shapes(), "100 matrices": [(400, 250)] * 100}
 PASSES = {"AdamW": 7, "AdamW, fused": 7, "KOALA++": 10, "Koala V": 4, "Koala M": 6}
@@ -31,39 +30,14 @@ OPTIMIZERS = {
 }
 
 
-def parameters_with_gradients(shapes):
-    generator = torch.Generator().manual_seed(0)
-    parameters = [torch.nn.Parameter(torch.randn(s, generator=generator)) for s in shapes]
-    for parameter in parameters:
-        parameter.grad = 1e-3 * torch.randn(parameter.shape, generator=generator)
-    return parameters
-
-
 def stepper(make, parameters):
     optimizer = make(parameters)
     return lambda: optimizer.step(lambda: LOSS)
 
 
-def seconds_in_turn(functions, rounds):
-    """Return the shortest time of each, measured in turn so that all meet the same machine."""
-    best = dict.fromkeys(functions, math.inf)
-    for _ in range(rounds):
-        for name, function in functions.items():
-            best[name] = min(best[name], timeit.timeit(function, number=1))
-    return best
-
-
 @pytest.fixture(params=LISTS.values(), ids=LISTS)
-def parameters(request):
-    return parameters_with_gradients(request.param)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def parameters(request, parameters_with_gradients):
+    return parameters_with_gradients(request.param, 1e-3)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -72,7 +46,7 @@ def test_step(benchmark, parameters, name):
     benchmark.pedantic(stepper(OPTIMIZERS[name], parameters), rounds=10, warmup_rounds=2)
 
 
-def test_ratios_to_adamw(parameters, capsys):
+def test_ratios_to_adamw(parameters, capsys, seconds_in_turn):
     """Against AdamW's foreach steps as they are, and its fused kernel per byte.
 
     Eagerly every operation is a pass of its own, over what is in the cache at best.
@@ -94,9 +68,11 @@ def test_ratios_to_adamw(parameters, capsys):
     assert per_byte["KOALA++"] <= 3.5
 
 
-def test_a_compiled_step_costs_its_reads_and_writes(capsys):
+def test_a_compiled_step_costs_its_reads_and_writes(
+    capsys, seconds_in_turn, parameters_with_gradients
+):
     """10⁷ parameters in 10 matrices: two kernels per matrix, ten passes against seven."""
-    parameters = parameters_with_gradients([(1000, 1000)] * 10)
+    parameters = parameters_with_gradients([(1000, 1000)] * 10, 1e-3)
     optimizer = KoalaPP(parameters, lr=torch.tensor(TINY), check_finite=False)
     compiled = torch.compile(optimizer.step, fullgraph=True)
     steps = {
@@ -112,9 +88,9 @@ def test_a_compiled_step_costs_its_reads_and_writes(capsys):
     assert ratio * 7 / 10 <= 1.5
 
 
-def test_small_models_are_bound_by_calls(capsys):
+def test_small_models_are_bound_by_calls(capsys, seconds_in_turn, parameters_with_gradients):
     """Some 100 operations on scalars per param group, whatever the number of tensors."""
-    parameters = parameters_with_gradients([(16, 16)] * 100)
+    parameters = parameters_with_gradients([(16, 16)] * 100, 1e-3)
     best = seconds_in_turn({k: stepper(v, parameters) for k, v in OPTIMIZERS.items()}, rounds=20)
     with capsys.disabled():
         print({name: f"{time / best['AdamW']:.2f} of AdamW" for name, time in best.items()})

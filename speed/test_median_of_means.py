@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import timeit
 
 import pytest
@@ -13,15 +12,6 @@ from thalweg.training import ClippedMoM
 from thalweg.training.median_network import median_in_place
 
 N = 10**7
-
-
-def seconds_in_turn(functions, rounds=7):
-    """Return the shortest time of each, measured in turn so that all meet the same machine."""
-    best = dict.fromkeys(functions, math.inf)
-    for _ in range(rounds):
-        for name, function in functions.items():
-            best[name] = min(best[name], timeit.timeit(function, number=1))
-    return best
 
 
 @pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
@@ -39,7 +29,7 @@ def test_aggregate(benchmark, k):
     benchmark.pedantic(lambda: median_in_place(lanes), rounds=7, warmup_rounds=1)
 
 
-def test_five_blocks_are_far_faster_than_torch_median(threads, capsys):
+def test_five_blocks_are_far_faster_than_torch_median(threads, capsys, seconds_in_turn):
     """The network keeps its lanes in the cache; a copy of the lanes is the yardstick."""
     g = torch.randn(5, N, generator=torch.Generator().manual_seed(0))
     lanes = list(g.clone())
@@ -47,7 +37,8 @@ def test_five_blocks_are_far_faster_than_torch_median(threads, capsys):
         {
             "network": lambda: median_in_place(lanes),
             "copy of the blocks": g.clone,
-        }
+        },
+        rounds=7,
     )
     best["torch.median"] = timeit.timeit(lambda: torch.median(g, 0), number=1)
     with capsys.disabled():
@@ -56,7 +47,7 @@ def test_five_blocks_are_far_faster_than_torch_median(threads, capsys):
     assert best["network"] <= 3.0 * best["copy of the blocks"]
 
 
-def test_the_step_on_a_transformer(threads, capsys):
+def test_the_step_on_a_transformer(threads, capsys, seconds_in_turn):
     """What five micro-batches cost: ClippedMoM against adding gradients up and AdamW's step.
 
     Adding up makes 3 passes over 50 M numbers per micro-batch, and so does `accumulate`, with one

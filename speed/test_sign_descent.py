@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import timeit
-
 import pytest
 import torch
 
@@ -13,14 +10,6 @@ from thalweg.training import Lion, Muon, Muonlight, SignSGD
 
 # Tensors of the parameters' size that a step reads or writes.
 PASSES = {"AdamW": 7, "SignSGD": 5, "Lion": 5}
-
-
-def parameters_with_gradients(shapes):
-    generator = torch.Generator().manual_seed(0)
-    parameters = [torch.nn.Parameter(torch.randn(s, generator=generator)) for s in shapes]
-    for parameter in parameters:
-        parameter.grad = torch.randn(parameter.shape, generator=generator)
-    return parameters
 
 
 def adamw(parameters, **settings):
@@ -44,15 +33,6 @@ COMPILED = {
 }
 
 
-def seconds_in_turn(functions, rounds):
-    """Return the shortest time of each, measured in turn so that all meet the same machine."""
-    best = dict.fromkeys(functions, math.inf)
-    for _ in range(rounds):
-        for name, function in functions.items():
-            best[name] = min(best[name], timeit.timeit(function, number=1))
-    return best
-
-
 def show(capsys, title, ratios):
     with capsys.disabled():
         print(f"\n{title}: ", {name: f"{ratio:.2f}" for name, ratio in ratios.items()})
@@ -73,12 +53,12 @@ def threads(request, restored_threads):
 
 
 @pytest.fixture(scope="module")
-def parameters():
+def parameters(parameters_with_gradients):
     return parameters_with_gradients(transformer_shapes())
 
 
 @pytest.fixture(scope="module")
-def matrices():
+def matrices(parameters_with_gradients):
     """Return the hidden matrices, without the embeddings."""
     return parameters_with_gradients(
         [s for s in transformer_shapes() if len(s) == 2 and max(s) <= 4 * min(s)]
@@ -92,7 +72,7 @@ def test_entrywise_step(benchmark, parameters, name):
     benchmark.pedantic(optimizer.step, rounds=5, warmup_rounds=1)
 
 
-def test_ratios_to_adamw(parameters, threads, capsys):
+def test_ratios_to_adamw(parameters, threads, capsys, seconds_in_turn):
     """Eagerly a few passes over each tensor while it is in the cache, and one for the check."""
     steps = {name: make(parameters).step for name, make in ENTRYWISE.items()}
     best = seconds_in_turn(steps, rounds=5)
@@ -103,7 +83,7 @@ def test_ratios_to_adamw(parameters, threads, capsys):
     assert ratios["Lion"] <= 1.2
 
 
-def test_compiled_ratios_to_fused_adamw(parameters, threads, capsys):
+def test_compiled_ratios_to_fused_adamw(parameters, threads, capsys, seconds_in_turn):
     """Compiled, SignSGD and Lion are one pass: as fast as the memory, like the fused AdamW."""
     torch._dynamo.reset()
     steps = {name: torch.compile(make(parameters).step) for name, make in COMPILED.items()}
@@ -132,7 +112,7 @@ def test_muon_step(benchmark, matrices, name):
     benchmark.pedantic(MUONS[name](matrices).step, rounds=2, warmup_rounds=1)
 
 
-def test_ratio_to_torch_muon(matrices, threads, capsys):
+def test_ratio_to_torch_muon(matrices, threads, capsys, seconds_in_turn):
     """Both multiply in bfloat16 where the CPU can; ours leaves half of each Gram matrix out."""
     best = seconds_in_turn({name: make(matrices).step for name, make in MUONS.items()}, rounds=3)
     ratios = {name: time / best["torch"] for name, time in best.items()}
@@ -141,7 +121,7 @@ def test_ratio_to_torch_muon(matrices, threads, capsys):
     assert ratios["Muonlight"] <= 1.0
 
 
-def test_many_small_matrices(threads, capsys):
+def test_many_small_matrices(threads, capsys, seconds_in_turn, parameters_with_gradients):
     """Batches of small matrices save most of the calls."""
     matrices = parameters_with_gradients([(32, 64), (64, 32)] * 100)
     best = seconds_in_turn({name: make(matrices).step for name, make in MUONS.items()}, rounds=5)

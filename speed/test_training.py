@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import timeit
-
 import pytest
 import torch
 
 from thalweg.training import StabSGD
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SHAPES = {"one tensor of 10⁷": [(10**7,)], "100 matrices": [(400, 250)] * 100}
 ALMOST_FOREVER = 1e15
-
-
-def parameters_with_gradients(shapes):
-    generator = torch.Generator().manual_seed(0)
-    parameters = [torch.nn.Parameter(torch.randn(s, generator=generator)) for s in shapes]
-    for parameter in parameters:
-        parameter.grad = torch.randn(parameter.shape, generator=generator)
-    return parameters
 
 
 def descending(parameters, **settings):
@@ -40,26 +31,9 @@ OPTIMIZERS = {
 }
 
 
-def seconds_in_turn(functions, rounds=25):
-    """Return the shortest time of each, measured in turn so that all meet the same machine."""
-    best = dict.fromkeys(functions, math.inf)
-    for _ in range(rounds):
-        for name, function in functions.items():
-            best[name] = min(best[name], timeit.timeit(function, number=1))
-    return best
-
-
 @pytest.fixture(params=SHAPES.values(), ids=SHAPES)
-def parameters(request):
+def parameters(request, parameters_with_gradients):
     return parameters_with_gradients(request.param)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -94,7 +68,7 @@ def test_two_micro_batches(benchmark, parameters, make):
     benchmark.pedantic(make(parameters), rounds=20, warmup_rounds=7)
 
 
-def test_ratios_to_sgd(parameters, capsys):
+def test_ratios_to_sgd(parameters, capsys, seconds_in_turn):
     """What every phase may cost, in passes over 10⁷ numbers; SGD makes three.
 
     Unchecked descent is SGD. The check reads the gradient once more. A measurement writes to the
@@ -103,7 +77,7 @@ def test_ratios_to_sgd(parameters, capsys):
     """
     steps = {name: make(parameters).step for name, make in OPTIMIZERS.items()}
     steps |= {"accumulate": accumulating(parameters), "split": splitting(parameters)}
-    best = seconds_in_turn(steps)
+    best = seconds_in_turn(steps, 25)
     ratios = {
         "descend unchecked": best["descend unchecked"] / best["SGD"],
         "descend": best["descend"] / best["SGD"],
@@ -121,7 +95,7 @@ def test_ratios_to_sgd(parameters, capsys):
     assert ratios["split"] <= 3.5
 
 
-def test_small_problems_are_bound_by_python(capsys):
+def test_small_problems_are_bound_by_python(capsys, seconds_in_turn, parameters_with_gradients):
     parameters = parameters_with_gradients([(25,)])
     steps = {name: OPTIMIZERS[name](parameters).step for name in ("SGD", "descend", "measure")}
     best = seconds_in_turn({k: lambda s=s: [s() for _ in range(200)] for k, s in steps.items()}, 10)
