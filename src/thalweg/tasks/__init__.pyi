@@ -46,3 +46,11 @@ from .noisy_quadratics import qwc as qwc
 from .small_gpt import ByteGPT as ByteGPT
 from .small_gpt import byte_gpt as byte_gpt
 from .small_gpt import transformer_shapes as transformer_shapes
+from .smooth_nonconvex import SmoothFunction as SmoothFunction
+from .smooth_nonconvex import asymmetric_factorization as asymmetric_factorization
+from .smooth_nonconvex import digits_covariance as digits_covariance
+from .smooth_nonconvex import flat_quartic as flat_quartic
+from .smooth_nonconvex import maxcut_lagrangian as maxcut_lagrangian
+from .smooth_nonconvex import octopus as octopus
+from .smooth_nonconvex import phase_retrieval as phase_retrieval
+from .smooth_nonconvex import symmetric_factorization as symmetric_factorization

@@ -9,7 +9,7 @@ with requires("training"):
     from torch import Tensor
     from torch.linalg import vector_norm
 
-from thalweg.training.tensor_lists import LONG, _norms, whole, wide_dtype
+from thalweg.training.tensor_lists import LONG, norms_of_parts, whole, wide_dtype
 
 
 def tensor_norms(tensors: list[Tensor]) -> list[Tensor]:
@@ -28,7 +28,7 @@ def _norm_on_cpu(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         return whole(vector_norm(tensor, dtype=dtype))
     # A half-precision tensor is widened piece by piece.
     parts = [tensor] if tensor.dtype == dtype else torch.split(tensor.reshape(-1), LONG)
-    norms = torch.cat([_norms([part.to(dtype)]) for part in parts])
+    norms = torch.cat([norms_of_parts([part.to(dtype)]) for part in parts])
     norm: Tensor = vector_norm(norms)
     return norm
 

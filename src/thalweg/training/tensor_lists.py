@@ -83,7 +83,7 @@ def squared_norm(tensors: list[Tensor]) -> float:
     """
     total = 0.0
     for (alike,) in by_device_and_dtype([whole(tensor) for tensor in tensors]):
-        total += float(_norms(alike).cpu().double().square().sum())
+        total += float(norms_of_parts(alike).cpu().double().square().sum())
     if math.isfinite(total):
         return total
     # Squares of finite float32 entries can overflow.
@@ -95,7 +95,7 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def _norms(tensors: list[Tensor]) -> Tensor:
+def norms_of_parts(tensors: list[Tensor]) -> Tensor:
     """Return norms of the tensors, or of their parts, in one dimension."""
     on_cpu = tensors[0].device.type == "cpu"
     norms: list[Tensor] = []
