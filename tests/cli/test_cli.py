@@ -68,7 +68,7 @@ class TestList:
 
     def test_filters(self, run):
         assert json.loads(run("list", "--json", "--family", "bandits")[1])[0]["slug"] == "eqol"
-        found = json.loads(run("list", "--json", "schedule")[1])
+        found = json.loads(run("list", "--json", "stability-ratio")[1])
         assert [m["slug"] for m in found] == ["stab-sgd"]
 
     def test_nothing_found_says_so(self, run):

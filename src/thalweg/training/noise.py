@@ -70,7 +70,7 @@ class NoiseReport:
     p : float
         The moment that the fits below use, in (1, 2].
     moments : MomentFit
-        E|ξ|ᵖ ≤ σ₀ᵖ + σ₁ᵖ |∇f|ᵖ, the paper's condition, over all coordinates along the path.
+        ``E|ξ|ᵖ ≤ σ₀ᵖ + σ₁ᵖ |∇f|ᵖ``, the paper's condition, over all coordinates along the path.
     moments_by_tensor, matrix_moments : dict of str to MomentFit
         The same for each tensor, and the paper's matrix condition for some matrices.
     smoothness : MomentFit

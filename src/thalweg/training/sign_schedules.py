@@ -54,7 +54,7 @@ def theory_schedule(
     T : int ≥ 1
         The number of steps.
     p : float in (1, 2]
-        The moment that the noise has: 𝔼|gᵢ - ∇ᵢf|^p ≤ σ₀ᵢ^p + σ₁ᵢ^p |∇ᵢf|^p.
+        The moment that the noise has: ``𝔼|gᵢ - ∇ᵢf|^p ≤ σ₀ᵢ^p + σ₁ᵢ^p |∇ᵢf|^p``.
     sigma0, L0 : float or array_like ≥ 0
         For "signsgd" and "lion" one value per coordinate, whose sum counts, or that sum; with
         ``d``, one value that all d coordinates have. For matrices σ₀ bounds the noise's nuclear
