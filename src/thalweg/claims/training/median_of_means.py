@@ -228,7 +228,7 @@ def _last_losses(
     scales={
         "smoke": Scale(seeds=2, tuning_seeds=1, runs=4, steps=10, d=10),
         "quick": Scale(seeds=8, tuning_seeds=1, runs=20, steps=300, d=10),
-        "full": Scale(seeds=10, tuning_seeds=1, runs=60, steps=500, d=100),
+        "full": Scale(seeds=10, tuning_seeds=1, runs=30, steps=300, d=100),
     },
     headline=True,
 )
