@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from thalweg.training import hill_index, quantile_skewness, tail_index
+from thalweg.training.tails import tail_index_by_column
 
 
 def stable(alpha, shape, seed=0):
@@ -43,6 +44,18 @@ def test_one_coordinate_is_a_sample_too():
     noise = np.random.default_rng(0).standard_cauchy(10_000)
     assert tail_index(noise, rng=0) == tail_index(noise[:, None], rng=0)
     assert tail_index(noise, rng=0).value == pytest.approx(1.0, abs=0.15)
+
+
+def test_columns_are_estimated_as_one_by_one():
+    noise = stable(1.3, (400, 5))
+    noise[:, 3] = 0
+    noise[:100, 4] = 0
+    found = tail_index_by_column(noise, np.random.default_rng(2))
+    first = tail_index(noise[:, 0], rng=np.random.default_rng(2)).value
+    assert found[0] == pytest.approx(first, rel=1e-9)
+    assert math.isnan(found[3])
+    assert found[:3] == pytest.approx(1.3, abs=0.5)
+    assert 0.6 < found[4] <= 2
 
 
 def test_the_tail_index_is_reproducible_and_depends_on_the_deal():

@@ -36,6 +36,7 @@ from thalweg.training.tails import (
     hill_index,
     quantile_skewness,
     tail_index,
+    tail_index_by_column,
 )
 from thalweg.training.tensor_lists import lerp, squared_norm
 
@@ -331,7 +332,7 @@ def measure_noise(
         tail_index=index,
         hill_index=hill_index(norms, confidence=confidence),
         tail_index_by_tensor=_tail_index_by_tensor(noise, sketch, stream),
-        tail_index_by_coordinate=_tail_index_by_column(entry_noise, stream),
+        tail_index_by_coordinate=tail_index_by_column(entry_noise, stream),
         skewness=quantile_skewness(entry_noise, confidence=confidence),
         stability_ratio=Interval(
             stability.value, max(stability.value - width, 0.0), min(stability.value + width, 1.0)
@@ -479,12 +480,6 @@ def _tail_index_by_tensor(
     ends = list(itertools.accumulate(sketch.buckets.values()))
     parts = zip(sketch.buckets, np.split(noise, ends[:-1], axis=1), strict=True)
     return {name: _index_or_nan(part, rng) for name, part in parts}
-
-
-def _tail_index_by_column(
-    noise: NDArray[np.float64], rng: np.random.Generator
-) -> NDArray[np.float64]:
-    return np.array([_index_or_nan(column, rng) for column in noise.T])
 
 
 def _index_or_nan(noise: NDArray[np.float64], rng: np.random.Generator) -> float:

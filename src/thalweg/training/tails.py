@@ -93,16 +93,34 @@ def tail_index(
     array = np.asarray(samples)
     array = check_array("samples", array[:, None] if array.ndim == 1 else array, shape=("K", "d"))
     array = array[array.any(axis=1)]
-    n = check_enough("samples", len(array))
-    n_blocks = math.isqrt(n)
-    size = n // n_blocks
-    order = as_generator(rng).permutation(n)[: n_blocks * size]
-    blocks = array[order].reshape(n_blocks, size, -1)
+    check_enough("samples", len(array))
+    blocks = _deal(array, as_generator(rng))
     growth = _log_norms(blocks.sum(axis=1)) - _log_norms(blocks).mean(axis=1)
-    inverse = _mean_interval(growth / math.log(size), confidence)
+    inverse = _mean_interval(growth / math.log(blocks.shape[1]), confidence)
     return Interval(
         *(_clip_index(1 / x if x > 0 else 2.0) for x in (inverse.value, inverse.high, inverse.low))
     )
+
+
+def tail_index_by_column(
+    samples: NDArray[np.float64], rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """Return the tail index of every column of centered samples (K, d), in one pass.
+
+    NaN where fewer than 64 entries are nonzero; a column with some zeros is estimated from the
+    others.
+    """
+    nonzero = np.count_nonzero(samples, axis=0)
+    full = nonzero == len(samples)
+    found = np.full(samples.shape[1], np.nan)
+    if full.any():
+        blocks = _deal(samples[:, full], rng)
+        growth = np.log(np.abs(blocks.sum(axis=1))) - np.log(np.abs(blocks)).mean(axis=1)
+        inverse = growth.mean(axis=0) / math.log(blocks.shape[1])
+        found[full] = np.minimum(1 / np.maximum(inverse, 0.5), 2.0)
+    for column in np.flatnonzero(~full & (nonzero >= MIN_SAMPLES)):
+        found[column] = tail_index(samples[:, column], rng=rng).value
+    return found
 
 
 def hill_index(sizes: ArrayLike, *, confidence: float = 0.95) -> Interval:
@@ -205,6 +223,14 @@ def check_enough(name: str, n: int) -> int:
     if n < MIN_SAMPLES:
         raise ValueError(f"{name} must hold at least {MIN_SAMPLES} nonzero samples, got {n}")
     return n
+
+
+def _deal(samples: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
+    """Return samples (K, d), shuffled, as ⌊√K⌋ blocks (blocks, size, d) of equal size."""
+    n_blocks = math.isqrt(len(samples))
+    size = len(samples) // n_blocks
+    order = rng.permutation(len(samples))[: n_blocks * size]
+    return samples[order].reshape(n_blocks, size, -1)
 
 
 def _log_norms(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
