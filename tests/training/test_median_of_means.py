@@ -16,6 +16,7 @@ from scipy import integrate, stats
 from scipy.optimize import OptimizeWarning, minimize
 from torch import nn
 
+from thalweg.tasks import load_digits
 from thalweg.training import (
     ClippedMoM,
     ClippedSSTM,
@@ -860,3 +861,112 @@ def test_the_report_plots():
 def test_bad_reports_are_refused(g, message):
     with pytest.raises(ValueError, match=message):
         tail_report(g)
+
+
+# Other people's trainers, which accumulate gradients by themselves
+
+
+class Classifier(nn.Module):
+    """A linear classifier of the digits with the interface of transformers' models."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 10)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, images, labels):
+        logits = self.linear(images)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def digits_in_batches(n, size=16):
+    data = load_digits()
+    images, labels = data.train_images[: n * size], data.train_labels[: n * size]
+    return list(zip(images.split(size), labels.split(size), strict=True))
+
+
+def trained_by_hand(steps, k=3):
+    """Return the weights after steps of k micro-batches in order."""
+    model = Classifier()
+    optimizer = ClippedMoM(model.parameters(), lr=0.5, k=k)
+    batches = iter(digits_in_batches(steps * k))
+    for _ in range(steps):
+        for _ in range(k):
+            optimizer.zero_grad()
+            images, labels = next(batches)
+            model(images, labels)["loss"].backward()
+            optimizer.accumulate()
+        optimizer.step()
+    return model.linear.weight.detach()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_transformers_trainer_accumulates_for_it(tmp_path):
+    transformers = pytest.importorskip("transformers")
+
+    class InOrder(transformers.Trainer):
+        def _get_train_sampler(self, *args, **kwargs):
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
+    rows = [
+        {"images": image, "labels": label}
+        for images, labels in digits_in_batches(12)
+        for image, label in zip(images, labels, strict=True)
+    ]
+    model = Classifier()
+    optimizer = ClippedMoM(model.parameters(), lr=0.5, k=3)
+    optimizer.capture()
+    InOrder(
+        model=model,
+        args=transformers.TrainingArguments(
+            output_dir=tmp_path,
+            max_steps=4,
+            per_device_train_batch_size=16,
+            gradient_accumulation_steps=3,
+            max_grad_norm=0.0,
+            report_to="none",
+            use_cpu=True,
+            save_strategy="no",
+            disable_tqdm=True,
+        ),
+        train_dataset=rows,
+        optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)),
+    ).train()
+    torch.testing.assert_close(model.linear.weight.detach(), trained_by_hand(4))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_accumulates_for_it(tmp_path):
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.classifier = Classifier()
+
+        def training_step(self, batch, index):
+            return self.classifier(*batch)["loss"]
+
+        def configure_optimizers(self):
+            optimizer = ClippedMoM(self.parameters(), lr=0.5, k=3)
+            optimizer.capture()
+            return optimizer
+
+        def optimizer_step(self, epoch, batch_idx, optimizer, closure):
+            closure()  # the last micro-batch; the earlier ones have been captured
+            optimizer.step()
+
+    module = Module()
+    data = load_digits()
+    rows = torch.utils.data.TensorDataset(data.train_images[:192], data.train_labels[:192])
+    lightning.Trainer(
+        max_steps=4,
+        accumulate_grad_batches=3,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    ).fit(module, torch.utils.data.DataLoader(rows, batch_size=16))
+    torch.testing.assert_close(module.classifier.linear.weight.detach(), trained_by_hand(4))

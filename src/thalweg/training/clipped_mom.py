@@ -61,7 +61,9 @@ class ClippedMoM(torch.optim.Optimizer):
                 optimizer.accumulate()
             optimizer.step()
 
-    In a trainer that accumulates gradients by itself, call `capture` once instead.
+    In a trainer that accumulates gradients by itself, call `capture` once instead. transformers'
+    ``Trainer`` then needs ``max_grad_norm=0``, and Lightning an ``optimizer_step`` that calls its
+    closure once before ``optimizer.step()``.
 
     Parameters
     ----------

@@ -106,7 +106,8 @@ class NLPrecond(torch.optim.Optimizer):
     fit its cache), which compiled code fuses. ``momentum`` keeps one average.
 
     *Compiled* use is ``step = torch.compile(optimizer.step)`` with ``lr=torch.tensor(...)`` and
-    ``check_finite=False`` for a single graph.
+    ``check_finite=False`` for a single graph. The norm must be complete before anything moves: a
+    pass of its own, which keeps an isotropic step from being as fast per byte as an update alone.
 
     *Ours.* The kernels, both structures and the step are the paper's. Ours are ``scope="tensor"``,
     weight decay, and the moving average inside of the nonlinearity; it starts at zero, which
