@@ -3,6 +3,9 @@ from .aligned_regression import interpolated_regression as interpolated_regressi
 from .byte_text import ByteText as ByteText
 from .byte_text import load_text as load_text
 from .byte_text import sample_windows as sample_windows
+from .coordinate_images import CoordinateImage as CoordinateImage
+from .coordinate_images import coordinate_image as coordinate_image
+from .coordinate_images import uniform_points as uniform_points
 from .digits import Digits as Digits
 from .digits import digits_mlp as digits_mlp
 from .digits import load_digits as load_digits

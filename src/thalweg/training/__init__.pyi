@@ -7,9 +7,14 @@ from .block_plan import BlockPlan as BlockPlan
 from .block_plan import choose_blocks as choose_blocks
 from .clipped_mom import ClippedMoM as ClippedMoM
 from .clipped_sstm import ClippedSSTM as ClippedSSTM
+from .fate import FateReport as FateReport
+from .fate import fate_report as fate_report
 from .gradient_tails import TailReport as TailReport
 from .gradient_tails import tail_report as tail_report
 from .gradients import NonFiniteGradientError as NonFiniteGradientError
+from .guide_alignment import guide_init as guide_init
+from .guide_loss import GuideLoss as GuideLoss
+from .guide_report import GuideInitReport as GuideInitReport
 from .koala_pp import KoalaPP as KoalaPP
 from .koala_scalar import Koala as Koala
 from .lion import Lion as Lion
@@ -27,6 +32,11 @@ from .precond_hessian import preconditioned_curvature as preconditioned_curvatur
 from .precond_kernels import NLPRECOND_KERNELS as NLPRECOND_KERNELS
 from .precond_kernels import NonlinearPreconditioner as NonlinearPreconditioner
 from .precond_perturbation import perturbation_parameters as perturbation_parameters
+from .random_guides import random_guide as random_guide
+from .representation_similarity import linear_cka as linear_cka
+from .representation_similarity import procrustes_distance as procrustes_distance
+from .representation_similarity import rbf_cka as rbf_cka
+from .representation_similarity import rsa as rsa
 from .robust_means import median_of_means as median_of_means
 from .sign_schedules import SignSchedule as SignSchedule
 from .sign_schedules import theory_schedule as theory_schedule
