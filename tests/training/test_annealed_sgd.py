@@ -397,7 +397,8 @@ def test_divergence_halves_the_step_once_and_then_says_so():
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"jac": None}, TypeError, "jac must be a callable that returns a gradient, got None"),
+        ({"jac": None}, ValueError, "jac must be given: SGD needs gradients, got None"),
+        ({"jac": 1.0}, TypeError, "jac must be a callable that returns a gradient, got 1.0"),
         ({"fun": 1.0}, TypeError, "fun must be callable, got float"),
         ({"sigma": -1.0}, ValueError, "sigma must be a finite number >= 0, got -1"),
         ({"sigma": "hot"}, ValueError, "sigma must be a number >= 0 or \"auto\", got 'hot'"),

@@ -38,6 +38,8 @@ class Objective:
     ) -> None:
         if not callable(fun):
             raise TypeError(f"fun must be callable, got {type(fun).__name__}")
+        if jac is None:
+            raise ValueError("jac must be given: SGD needs gradients, got None")
         self._fun, self._jac, self._args = fun, check_gradient_function(jac), args
         self._vectorized = vectorized
         self._random = {"rng": stream} if takes_rng(jac) else {}
