@@ -103,7 +103,8 @@ class NLPrecond(torch.optim.Optimizer):
     *Cost.* Isotropic: SGD and one pass over the gradient for its norm, without memory of its own;
     on an accelerator an uncompiled step without ``check_finite`` launches a kernel per tensor.
     Separable: a few elementwise operations on one tensor after the other (on a CPU in pieces that
-    fit its cache), which compiled code fuses. ``momentum`` keeps one average.
+    fit its cache), which compiled code fuses; "cosh" and "exp" are then bound by their logarithm,
+    several times the time of reading and writing. ``momentum`` keeps one average.
 
     *Compiled* use is ``step = torch.compile(optimizer.step)`` with ``lr=torch.tensor(...)`` and
     ``check_finite=False`` for a single graph. The norm must be complete before anything moves: a

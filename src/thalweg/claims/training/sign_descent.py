@@ -56,6 +56,8 @@ with requires("training"):
     import torch
     from torch import Tensor, nn
     from torch.nn import functional
+with requires("peers"):
+    import lion_pytorch
 
 Clip = float | Literal["normalize"] | None
 CURVE_POINTS = 50
@@ -774,6 +776,39 @@ def lm_muonlight(model: nn.Module, *, lr: float) -> torch.optim.Optimizer:
     return Muonlight(muon_param_groups(model), lr)
 
 
+class TorchMuon(torch.optim.Optimizer):
+    """`torch.optim.Muon` for hidden matrices, and its AdamW for the rest, at one lr."""
+
+    def __init__(self, model: nn.Module, lr: float) -> None:
+        hidden, rest = muon_param_groups(model)
+        self.parts: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(hidden["params"], lr=lr),
+            torch.optim.AdamW(rest["params"], lr=lr),
+        ]
+        super().__init__(
+            [{"params": part.param_groups[0]["params"]} for part in self.parts], {"lr": lr}
+        )
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Make one step of both."""
+        for part, group in zip(self.parts, self.param_groups, strict=True):
+            part.param_groups[0]["lr"] = group["lr"]
+            part.step()
+
+
+def lm_torch_muon(model: nn.Module, *, lr: float) -> torch.optim.Optimizer:
+    """`torch.optim.Muon` as shipped."""
+    return TorchMuon(model, lr)
+
+
+def lm_lion_pytorch(model: nn.Module, *, lr: float) -> torch.optim.Optimizer:
+    """`lion_pytorch.Lion` with the settings of `lm_lion`."""
+    optimizer: torch.optim.Optimizer = lion_pytorch.Lion(
+        model.parameters(), lr, betas=(0.9, 0.95), weight_decay=1.0
+    )
+    return optimizer
+
+
 def _language_model(
     contender: Contender,
     rng: np.random.Generator,
@@ -843,6 +878,13 @@ LM_SCALES = {
         LM_ADAMW,
         LM_SGD_CLIPPED,
         Contender("SGD with momentum", make=lm_sgd, tune={"lr": half_decades(-4, 0)}),
+        # The same methods in other packages.
+        Contender(
+            "torch.optim.Muon", make=lm_torch_muon, tune={"lr": half_decades(-6, -2)}, control=True
+        ),
+        Contender(
+            "lion-pytorch", make=lm_lion_pytorch, tune={"lr": half_decades(-6, -1)}, control=True
+        ),
         Contender("Muon", make=lm_muon, tune={"lr": half_decades(-5, -1)}, control=True),
         Contender("Signum", make=lm_signum, tune={"lr": half_decades(-7, -3)}, control=True),
         Contender("Lion", make=lm_lion, tune={"lr": half_decades(-6, -2)}, control=True),
@@ -863,7 +905,8 @@ def language_model(
     """Train a GPT on the bytes of Python's language reference, in batches of 8 windows.
 
     Settings are those of the published experiment, except for the learning rates, which are tuned,
-    and the shipped weight decay and momentum of Muon and Muonlight. AdamW is clipped as published;
+    and the shipped weight decay and momentum of Muon and Muonlight. torch.optim.Muon and
+    lion-pytorch are the same methods, and controls. AdamW is clipped as published;
     without clipping it would be a straw man. The model has one layer at quick and two at full, and
     its training is short: read the order of the methods, not the size of the differences.
     """
