@@ -730,7 +730,7 @@ def train_in_parallel(rank, folder):
     for case in CASES:
         model = nn.parallel.DistributedDataParallel(network())
         run_on_half(case, case.make(model.parameters()), model, rank)
-        finals[case.name, "ddp"] = flat(model)
+        finals[f"{case.name}, ddp"] = flat(model)
         if not case.sharded:
             continue
         model = network()
@@ -744,7 +744,7 @@ def train_in_parallel(rank, folder):
             set_optimizer_state_dict(model, optimizer, state, options=options)
         run_on_half(case, optimizer, model, rank, steps=4, skip=3)
         whole = [p.full_tensor().detach().reshape(-1) for p in model.parameters()]
-        finals[case.name, "fsdp"] = torch.cat(whole)
+        finals[f"{case.name}, fsdp"] = torch.cat(whole)
     torch.save(finals, f"{folder}/finals{rank}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -770,7 +770,7 @@ def run_on_half(case, optimizer, model, rank=None, steps=7, skip=0):
 def parallel_finals(tmp_path_factory):
     folder = tmp_path_factory.mktemp("parallel")
     torch.multiprocessing.spawn(train_in_parallel, (folder,), nprocs=2)
-    return [torch.load(folder / f"finals{rank}.pt", weights_only=False) for rank in range(2)]
+    return [torch.load(folder / f"finals{rank}.pt", weights_only=True) for rank in range(2)]
 
 
 @every_optimizer
@@ -779,7 +779,7 @@ def test_two_processes_train_as_one(case, kind, parallel_finals):
     """Replicas agree to the last bit, and with one process that sees the whole batch."""
     if kind == "fsdp" and not case.sharded:
         pytest.skip("its update needs whole tensors")
-    first, second = (finals[case.name, kind] for finals in parallel_finals)
+    first, second = (finals[f"{case.name}, {kind}"] for finals in parallel_finals)
     assert torch.equal(first, second)
     if case.drive is with_loss:
         return  # each replica filters the loss of its own half

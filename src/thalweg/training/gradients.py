@@ -76,6 +76,16 @@ def value_of(closure: Callable[[], Any] | None) -> Any:
         return closure()
 
 
+def rows_of(optimizer: Any, n_lists: int) -> list[tuple[Any, ...]]:
+    """Return every param group with the lists that its ``_init_group`` has filled."""
+    rows = []
+    for group in optimizer.param_groups:
+        row = (group, *[[] for _ in range(n_lists)])
+        optimizer._init_group(*row)
+        rows.append(row)
+    return rows
+
+
 def with_gradients(
     optimizer: object, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]
 ) -> list[Tensor]:

@@ -17,6 +17,7 @@ from thalweg.training.gradients import (
     buffer,
     check_lr,
     check_real,
+    rows_of,
     value_of,
     with_gradients,
 )
@@ -152,10 +153,7 @@ class SignSGD(torch.optim.Optimizer):
         The closure's value, or None.
         """
         loss = value_of(closure)
-        rows: list[tuple[dict[str, Any], list[Tensor], list[Tensor], list[Tensor]]] = []
-        for group in self.param_groups:
-            rows.append((group, [], [], []))
-            self._init_group(*rows[-1])
+        rows = rows_of(self, 3)
         if not accept_rows(self, rows):
             return loss
         for group, params, grads, averages in rows:

@@ -306,13 +306,7 @@ def as_control(contender: Contender) -> Contender:
     headline=True,
 )
 def one_step_for_all_tails(
-    contender: Contender,
-    rng: np.random.Generator,
-    *,
-    alpha: float,
-    runs: int,
-    steps: int,
-    **tuned: Any,
+    contender: Contender, rng: np.random.Generator, **parameters: Any
 ) -> Measurement:
     """Descend a diagonal quadratic under α-stable noise on every entry.
 
@@ -322,7 +316,7 @@ def one_step_for_all_tails(
     Adam's losses grow by factors, and those of Signum and Lion too, since they average before they
     take the sign; clipping the norm helps SGD, and is not enough.
     """
-    return _diagonal(contender, rng, alpha=alpha, runs=runs, steps=steps, **tuned)
+    return _diagonal(contender, rng, **parameters)
 
 
 def diagonal_scales(alpha: float) -> dict[str, Scale]:
@@ -353,22 +347,14 @@ def diagonal_scales(alpha: float) -> dict[str, Scale]:
     expect=at_most(1.0, of="best peer"),
     scales=diagonal_scales(1.2),
 )
-def heavy_entries(
-    contender: Contender,
-    rng: np.random.Generator,
-    *,
-    alpha: float,
-    runs: int,
-    steps: int,
-    **tuned: Any,
-) -> Measurement:
+def heavy_entries(contender: Contender, rng: np.random.Generator, **parameters: Any) -> Measurement:
     """Compare at a heavy tail, on the problem of `one_step_for_all_tails`.
 
     The strongest peer is not Adam or SGD with its norm clipped, but SGD with every entry clipped,
     of which the sign is the limit at threshold zero. Against it the claim fails narrowly: SignSGD
     is almost as good, with one parameter less to tune.
     """
-    return _diagonal(contender, rng, alpha=alpha, runs=runs, steps=steps, **tuned)
+    return _diagonal(contender, rng, **parameters)
 
 
 @claim(
@@ -381,16 +367,10 @@ def heavy_entries(
     scales=diagonal_scales(1.2),
 )
 def heavy_entries_against_sgd(
-    contender: Contender,
-    rng: np.random.Generator,
-    *,
-    alpha: float,
-    runs: int,
-    steps: int,
-    **tuned: Any,
+    contender: Contender, rng: np.random.Generator, **parameters: Any
 ) -> Measurement:
     """Compare with SGD as it is, without clipping, in the setting of `heavy_entries`."""
-    return _diagonal(contender, rng, alpha=alpha, runs=runs, steps=steps, **tuned)
+    return _diagonal(contender, rng, **parameters)
 
 
 @claim(
@@ -403,16 +383,10 @@ def heavy_entries_against_sgd(
     scales=diagonal_scales(1.2),
 )
 def heavy_entries_against_adam(
-    contender: Contender,
-    rng: np.random.Generator,
-    *,
-    alpha: float,
-    runs: int,
-    steps: int,
-    **tuned: Any,
+    contender: Contender, rng: np.random.Generator, **parameters: Any
 ) -> Measurement:
     """Compare with a method that divides by the variance, in the setting of `heavy_entries`."""
-    return _diagonal(contender, rng, alpha=alpha, runs=runs, steps=steps, **tuned)
+    return _diagonal(contender, rng, **parameters)
 
 
 @claim(
@@ -432,20 +406,14 @@ def heavy_entries_against_adam(
     scales=diagonal_scales(2.0),
 )
 def gaussian_entries(
-    contender: Contender,
-    rng: np.random.Generator,
-    *,
-    alpha: float,
-    runs: int,
-    steps: int,
-    **tuned: Any,
+    contender: Contender, rng: np.random.Generator, **parameters: Any
 ) -> Measurement:
     """Show the price of the sign where tails are light, on the problem of `heavy_entries`.
 
     Here averages are good, and Adam is ahead of SignSGD, which throws magnitudes away. With
     momentum the sign comes close to it.
     """
-    return _diagonal(contender, rng, alpha=alpha, runs=runs, steps=steps, **tuned)
+    return _diagonal(contender, rng, **parameters)
 
 
 SIGNUM_PEERS = [SIGNUM, SGD, MOMENTUM, SGD_CLIPPED, NORMALIZED]
@@ -460,19 +428,13 @@ SIGNUM_PEERS = [SIGNUM, SGD, MOMENTUM, SGD_CLIPPED, NORMALIZED]
     scales=diagonal_scales(2.0),
 )
 def signum_under_gaussian_noise(
-    contender: Contender,
-    rng: np.random.Generator,
-    *,
-    alpha: float,
-    runs: int,
-    steps: int,
-    **tuned: Any,
+    contender: Contender, rng: np.random.Generator, **parameters: Any
 ) -> Measurement:
     """Compare methods with one step size for all entries, on the problem of `heavy_entries`.
 
     None of the peers knows that coordinates differ in curvature and noise; the sign evens both out.
     """
-    return _diagonal(contender, rng, alpha=alpha, runs=runs, steps=steps, **tuned)
+    return _diagonal(contender, rng, **parameters)
 
 
 @claim(
@@ -484,20 +446,14 @@ def signum_under_gaussian_noise(
     scales=diagonal_scales(1.2),
 )
 def signum_under_heavy_tails(
-    contender: Contender,
-    rng: np.random.Generator,
-    *,
-    alpha: float,
-    runs: int,
-    steps: int,
-    **tuned: Any,
+    contender: Contender, rng: np.random.Generator, **parameters: Any
 ) -> Measurement:
     """Compare as in `signum_under_gaussian_noise`, at a heavy tail.
 
     An average of α-stable noise is α-stable again, so a sign after averaging loses much of its
     lead; compare with SignSGD in `heavy_entries`.
     """
-    return _diagonal(contender, rng, alpha=alpha, runs=runs, steps=steps, **tuned)
+    return _diagonal(contender, rng, **parameters)
 
 
 def _matrix(
@@ -927,22 +883,13 @@ def language_model(
     },
 )
 def lion_on_a_language_model(
-    contender: Contender,
-    rng: np.random.Generator,
-    *,
-    width: int,
-    depth: int,
-    context: int,
-    steps: int,
-    lr: float,
+    contender: Contender, rng: np.random.Generator, **parameters: Any
 ) -> Measurement:
     """Compare half the state with all of it, in the setting of `language_model`.
 
     The claim fails at quick: in so short a training Lion stays behind AdamW.
     """
-    return _language_model(
-        contender, rng, width=width, depth=depth, context=context, steps=steps, lr=lr
-    )
+    return _language_model(contender, rng, **parameters)
 
 
 @claim(
@@ -955,19 +902,10 @@ def lion_on_a_language_model(
     scales=LM_SCALES,
 )
 def language_model_against_sgd(
-    contender: Contender,
-    rng: np.random.Generator,
-    *,
-    width: int,
-    depth: int,
-    context: int,
-    steps: int,
-    lr: float,
+    contender: Contender, rng: np.random.Generator, **parameters: Any
 ) -> Measurement:
     """Compare with the method that no language model is trained with, as in `language_model`."""
-    return _language_model(
-        contender, rng, width=width, depth=depth, context=context, steps=steps, lr=lr
-    )
+    return _language_model(contender, rng, **parameters)
 
 
 @claim(
