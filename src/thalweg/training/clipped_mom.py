@@ -17,15 +17,9 @@ with requires("training"):
     from torch import Tensor
     from torch import distributed as dist
 
+from thalweg.common.torch_gradients import check_dense, refuse_a_long_series, value_of
 from thalweg.training.gradient_norms import combined_norm, tensor_norms
-from thalweg.training.gradients import (
-    all_finite,
-    check_dense,
-    check_lr,
-    check_real,
-    refuse_a_long_series,
-    value_of,
-)
+from thalweg.training.gradients import all_finite, check_lr, check_real
 from thalweg.training.robust_means import AGGREGATORS, Aggregator, aggregate, check_block_number
 from thalweg.training.state_dtypes import restore_dtypes
 from thalweg.training.tensor_blocks import local

@@ -9,7 +9,8 @@ with requires("training"):
     from torch import Tensor
     from torch.linalg import vector_norm
 
-from thalweg.training.tensor_lists import LONG, norms_of_parts, whole, wide_dtype
+from thalweg.common.torch_gradients import whole
+from thalweg.training.tensor_lists import LONG, norms_of_parts, wide_dtype
 
 
 def tensor_norms(tensors: list[Tensor]) -> list[Tensor]:

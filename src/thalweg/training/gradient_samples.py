@@ -16,7 +16,7 @@ with requires("training"):
     import torch
     from torch import Tensor, nn
 
-from thalweg.training.gradients import check_dense
+from thalweg.common.torch_gradients import check_dense
 from thalweg.training.stability import StabEstimate, estimate_ratio
 from thalweg.training.tensor_lists import lerp, squared_norm, wide_dtype
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 from thalweg.common.checks import check_number
 from thalweg.common.optional import requires
@@ -13,20 +13,9 @@ with requires("training"):
     import torch
     from torch import Tensor
 
-from thalweg.training.tensor_lists import by_device_and_dtype, squared_norm, whole
-
-MAX_NONFINITE_IN_A_ROW = 10
-
-
-class NonFiniteGradientError(RuntimeError):
-    """Many gradients in a row held NaN or infinity."""
-
-
-class SkipsNonFinite(Protocol):
-    """An optimizer that counts the gradients it has skipped."""
-
-    n_skipped: int
-    nonfinite_in_a_row: int
+from thalweg.common.torch_gradients import NonFiniteGradientError as NonFiniteGradientError
+from thalweg.common.torch_gradients import SkipsNonFinite, check_dense, count_nonfinite, whole
+from thalweg.training.tensor_lists import by_device_and_dtype, squared_norm
 
 
 def check_lr(lr: Any) -> float | Tensor:
@@ -56,24 +45,6 @@ def check_real(optimizer: torch.optim.Optimizer) -> None:
     if any(p.is_complex() for p in optimizer.param_groups[-1]["params"]):
         optimizer.param_groups.pop()
         raise TypeError("params must be real, got a complex parameter")
-
-
-def check_dense(optimizer: object, grad: Tensor) -> Tensor:
-    """Return ``grad``; a sparse one raises `RuntimeError`."""
-    if grad.layout is not torch.strided:
-        raise RuntimeError(
-            f"{type(optimizer).__name__} does not support sparse gradients, got {grad.layout}; "
-            "use sparse=False in the layer"
-        )
-    return grad
-
-
-def value_of(closure: Callable[[], Any] | None) -> Any:
-    """Return the value of a step's closure, which computes gradients; None without one."""
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
 
 
 def rows_of(optimizer: Any, n_lists: int) -> list[tuple[Any, ...]]:
@@ -137,13 +108,7 @@ def accept(optimizer: SkipsNonFinite, grads: list[Tensor]) -> bool:
     NonFiniteGradientError
         At the tenth in a row that is not finite.
     """
-    if all_finite(grads):
-        optimizer.nonfinite_in_a_row = 0
-        return True
-    optimizer.n_skipped += 1
-    optimizer.nonfinite_in_a_row += 1
-    refuse_a_long_series(optimizer.nonfinite_in_a_row)
-    return False
+    return count_nonfinite(optimizer, finite=all_finite(grads))
 
 
 def accept_rows(optimizer: SkipsNonFinite, rows: Sequence[Sequence[Any]]) -> bool:
@@ -153,12 +118,3 @@ def accept_rows(optimizer: SkipsNonFinite, rows: Sequence[Sequence[Any]]) -> boo
     """
     checked = [grad for group, _, grads, *_ in rows if group["check_finite"] for grad in grads]
     return not checked or accept(optimizer, checked)
-
-
-def refuse_a_long_series(nonfinite_in_a_row: int) -> None:
-    """Raise `NonFiniteGradientError` at the tenth gradient in a row that was not finite."""
-    if nonfinite_in_a_row >= MAX_NONFINITE_IN_A_ROW:
-        raise NonFiniteGradientError(
-            f"{nonfinite_in_a_row} gradients in a row were not finite and have been skipped; "
-            "lower lr, or check the loss"
-        )

@@ -15,9 +15,9 @@ with requires("training"):
     from torch import Tensor
     from torch import distributed as dist
 
-from thalweg.training.gradients import SkipsNonFinite, accept, check_lr
+from thalweg.common.torch_gradients import SkipsNonFinite, whole
+from thalweg.training.gradients import accept, check_lr
 from thalweg.training.tensor_blocks import scalar_dtype
-from thalweg.training.tensor_lists import whole
 
 Variance = float | Callable[[Tensor, Tensor], Any] | None
 

@@ -12,7 +12,8 @@ with requires("training"):
     import torch
     from torch import Tensor
 
-from thalweg.training.gradients import buffer, check_real, value_of, with_gradients
+from thalweg.common.torch_gradients import value_of
+from thalweg.training.gradients import buffer, check_real, with_gradients
 from thalweg.training.kalman_measurement import (
     Variance,
     accept_measurement,

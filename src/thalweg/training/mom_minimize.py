@@ -20,9 +20,9 @@ from thalweg.common.minimizers import (
     warn_of_unknown,
 )
 from thalweg.common.random import RNGLike, as_generator
+from thalweg.common.torch_gradients import MAX_NONFINITE_IN_A_ROW
 from thalweg.training.clipped_mom import AUTO_FACTOR, WINDOW, Clip, check_clip
 from thalweg.training.curvature import hessian_norm
-from thalweg.training.gradients import MAX_NONFINITE_IN_A_ROW
 from thalweg.training.robust_means import check_block_number
 
 Vector = NDArray[np.float64]

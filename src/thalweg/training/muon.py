@@ -12,13 +12,13 @@ with requires("training"):
     import torch
     from torch import Tensor
 
+from thalweg.common.torch_gradients import value_of
 from thalweg.training.gradients import (
     accept_rows,
     buffer,
     check_lr,
     check_real,
     rows_of,
-    value_of,
     with_gradients,
 )
 from thalweg.training.lion import check_betas, lion_step

@@ -13,8 +13,9 @@ with requires("training"):
     from torch import Tensor
     from torch.optim.adamw import adamw
 
+from thalweg.common.torch_gradients import whole
 from thalweg.training.orthogonalizers import orthogonalize, step_dtype
-from thalweg.training.tensor_lists import move, shrink, whole
+from thalweg.training.tensor_lists import move, shrink
 
 FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 ADAMW_EPS = 1e-8

@@ -12,6 +12,7 @@ with requires("training"):
     import torch
     from torch import Tensor
 
+from thalweg.common.torch_gradients import value_of
 from thalweg.training.gradient_norms import combined_norm, norm_of_large, tensor_norms
 from thalweg.training.gradients import (
     accept,
@@ -19,7 +20,6 @@ from thalweg.training.gradients import (
     buffer,
     check_lr,
     check_real,
-    value_of,
     with_gradients,
 )
 from thalweg.training.precond_kernels import (

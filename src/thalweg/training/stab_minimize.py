@@ -25,8 +25,8 @@ from thalweg.common.random import RNGLike, as_generator
 with requires("training"):
     import torch
 
+from thalweg.common.torch_gradients import NonFiniteGradientError
 from thalweg.training.curvature import hessian_norm
-from thalweg.training.gradients import NonFiniteGradientError
 from thalweg.training.stab_sgd import StabSGD
 
 Vector = NDArray[np.float64]

@@ -15,14 +15,8 @@ with requires("training"):
     from torch import Tensor
     from torch import distributed as dist
 
-from thalweg.training.gradients import (
-    check_dense,
-    check_real,
-    magnitude,
-    refuse_a_long_series,
-    value_of,
-    with_gradients,
-)
+from thalweg.common.torch_gradients import check_dense, refuse_a_long_series, value_of
+from thalweg.training.gradients import check_real, magnitude, with_gradients
 from thalweg.training.stability import (
     StabEstimate,
     average,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from thalweg.common.optional import requires
+from thalweg.common.torch_gradients import whole
 
 with requires("training"):
     import torch
@@ -88,11 +89,6 @@ def squared_norm(tensors: list[Tensor]) -> float:
         return total
     # Squares of finite float32 entries can overflow.
     return sum(float(torch.linalg.vector_norm(whole(t).cpu().double())) ** 2 for t in tensors)
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """Return the full tensor of one that is sharded over processes (a ``DTensor``)."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def norms_of_parts(tensors: list[Tensor]) -> Tensor:
