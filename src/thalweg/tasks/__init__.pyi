@@ -46,6 +46,11 @@ from .noisy_quadratics import NoisyQuadratic as NoisyQuadratic
 from .noisy_quadratics import best_expected_loss as best_expected_loss
 from .noisy_quadratics import qsc as qsc
 from .noisy_quadratics import qwc as qwc
+from .private_models import WideTransformer as WideTransformer
+from .private_models import next_byte_loss as next_byte_loss
+from .private_models import width_gpt as width_gpt
+from .private_models import width_mlp as width_mlp
+from .private_models import width_vit as width_vit
 from .small_gpt import ByteGPT as ByteGPT
 from .small_gpt import byte_gpt as byte_gpt
 from .small_gpt import transformer_shapes as transformer_shapes

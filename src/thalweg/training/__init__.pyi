@@ -7,6 +7,12 @@ from .block_plan import BlockPlan as BlockPlan
 from .block_plan import choose_blocks as choose_blocks
 from .clipped_mom import ClippedMoM as ClippedMoM
 from .clipped_sstm import ClippedSSTM as ClippedSSTM
+from .dp_adam import DPAdam as DPAdam
+from .dp_muon import DPMuonOptimizer as DPMuonOptimizer
+from .dp_mup import dp_mup_init_ as dp_mup_init_
+from .dp_mup import dp_mup_param_groups as dp_mup_param_groups
+from .dp_snr import SNRReport as SNRReport
+from .dp_snr import dp_snr_report as dp_snr_report
 from .fate import FateReport as FateReport
 from .fate import fate_report as fate_report
 from .gradient_tails import TailReport as TailReport
@@ -32,6 +38,9 @@ from .precond_hessian import preconditioned_curvature as preconditioned_curvatur
 from .precond_kernels import NLPRECOND_KERNELS as NLPRECOND_KERNELS
 from .precond_kernels import NonlinearPreconditioner as NonlinearPreconditioner
 from .precond_perturbation import perturbation_parameters as perturbation_parameters
+from .private_engine import PrivateTraining as PrivateTraining
+from .private_engine import make_private as make_private
+from .private_gradient import DPGradient as DPGradient
 from .random_guides import random_guide as random_guide
 from .representation_similarity import linear_cka as linear_cka
 from .representation_similarity import procrustes_distance as procrustes_distance
@@ -52,3 +61,5 @@ from .tails import Interval as Interval
 from .tails import hill_index as hill_index
 from .tails import quantile_skewness as quantile_skewness
 from .tails import tail_index as tail_index
+from .width_transfer import TransferReport as TransferReport
+from .width_transfer import width_transfer_report as width_transfer_report
