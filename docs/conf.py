@@ -1,5 +1,6 @@
 """Configuration of the site."""
 
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -58,3 +59,13 @@ sphinx_gallery_conf = {
 # The examples run at build time: what they warn about is their readers' business, not the build's.
 warnings.filterwarnings("ignore", category=UserWarning, module="matplotlib")
 suppress_warnings = ["config.cache"]
+
+
+def skip_metadata_routing(app, what, name, obj, skip, options):
+    """Leave out what scikit-learn adds to every estimator; its text refers to its own site."""
+    return skip or name == "get_metadata_routing" or bool(re.fullmatch(r"set_\w+_request", name))
+
+
+def setup(app):
+    """Register what this site changes."""
+    app.connect("autodoc-skip-member", skip_metadata_routing)

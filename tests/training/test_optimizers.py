@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
-from thalweg import training
+from thalweg import convex, training
 from thalweg.tasks import load_digits, sample_batch
 from thalweg.training import NonFiniteGradientError
 
@@ -71,12 +71,14 @@ class Case:
 
     ``buffers`` is how many tensors of a parameter's size and dtype its state holds, ``compiles``
     whether its step is traced, and ``sharded`` whether the step of a shard is that of the whole.
+    ``setting`` is one of its numbers.
     """
 
     name: str
     make: Callable[..., torch.optim.Optimizer]
     drive: Callable[[Any, Callable[[], torch.Tensor]], torch.Tensor] = plain
     buffers: int = 1
+    setting: str = "weight_decay"
     compiles: bool = True
     sharded: bool = True
 
@@ -85,9 +87,9 @@ class Case:
         return 3 if self.drive is by_micro_batches else 1
 
 
-def setup(name, **settings):
+def setup(name, family=training, **settings):
     """Return a constructor that takes parameters and further settings."""
-    return lambda params, **more: getattr(training, name)(params, **settings | more)
+    return lambda params, **more: getattr(family, name)(params, **settings | more)
 
 
 CASES = [
@@ -116,8 +118,16 @@ CASES = [
         buffers=5,
         compiles=False,
     ),
+    Case("DPAdam", setup("DPAdam", lr=3e-3, noise_std=1e-3), buffers=2),
+    Case("DPMuonOptimizer", setup("DPMuonOptimizer", lr=0.01), setting="momentum"),
+    Case("AdaProx", setup("AdaProx", convex, D=0.3, prox=convex.L1(1e-4)), buffers=0, setting="D"),
+    Case(
+        "AdaProxAccel",
+        setup("AdaProxAccel", convex, D=0.3, prox=convex.L1(1e-4)),
+        buffers=2,
+        setting="D",
+    ),
 ]
-CASES = [case for case in CASES if hasattr(training, case.name.split(",")[0])]
 every_optimizer = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
@@ -251,7 +261,7 @@ def test_param_groups_have_their_own_step_size(case):
 @every_optimizer
 @pytest.mark.filterwarnings("ignore:a learning-rate scheduler is attached to StabSGD")
 def test_schedulers_set_the_step_size(case):
-    if case.name == "ClippedSSTM":
+    if case.name in ("ClippedSSTM", "AdaProxAccel"):
         pytest.skip("without a step of its own the iterate still moves along its triangle")
     model, optimizer = trained(case)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: float(epoch < 5))
@@ -869,8 +879,8 @@ def test_bad_step_sizes_are_refused_in_every_group(case, lr):
 
 @every_optimizer
 def test_settings_of_the_wrong_type_are_refused(case):
-    with pytest.raises(TypeError, match="weight_decay must be a number"):
-        case.make([nn.Parameter(torch.ones(3, 2))], weight_decay="0.1")
+    with pytest.raises(TypeError, match=f"{case.setting} must be a number"):
+        case.make([nn.Parameter(torch.ones(3, 2))], **{case.setting: "0.1"})
 
 
 @every_optimizer

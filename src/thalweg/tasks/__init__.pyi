@@ -3,6 +3,13 @@ from .aligned_regression import interpolated_regression as interpolated_regressi
 from .byte_text import ByteText as ByteText
 from .byte_text import load_text as load_text
 from .byte_text import sample_windows as sample_windows
+from .composite_problems import BoxLeastSquares as BoxLeastSquares
+from .composite_problems import LinearProblem as LinearProblem
+from .composite_problems import SpectrumLeastSquares as SpectrumLeastSquares
+from .composite_problems import active_box_least_squares as active_box_least_squares
+from .composite_problems import breast_cancer as breast_cancer
+from .composite_problems import sparse_regression as sparse_regression
+from .composite_problems import spectrum_least_squares as spectrum_least_squares
 from .coordinate_images import CoordinateImage as CoordinateImage
 from .coordinate_images import coordinate_image as coordinate_image
 from .coordinate_images import uniform_points as uniform_points
@@ -25,6 +32,8 @@ from .ising_instances import hub_heavy as hub_heavy
 from .ising_instances import planted_geometric as planted_geometric
 from .ising_instances import regular_glass as regular_glass
 from .ising_instances import toroidal_glass as toroidal_glass
+from .largest_deviation import WorstCaseRegression as WorstCaseRegression
+from .largest_deviation import worst_case_regression as worst_case_regression
 from .linear_bandits import ClassificationBandit as ClassificationBandit
 from .linear_bandits import IsotropicBandit as IsotropicBandit
 from .linear_bandits import LinearBandit as LinearBandit
@@ -46,6 +55,8 @@ from .noisy_quadratics import NoisyQuadratic as NoisyQuadratic
 from .noisy_quadratics import best_expected_loss as best_expected_loss
 from .noisy_quadratics import qsc as qsc
 from .noisy_quadratics import qwc as qwc
+from .portfolios import PortfolioDays as PortfolioDays
+from .portfolios import portfolio_days as portfolio_days
 from .private_models import WideTransformer as WideTransformer
 from .private_models import next_byte_loss as next_byte_loss
 from .private_models import width_gpt as width_gpt
@@ -62,3 +73,8 @@ from .smooth_nonconvex import maxcut_lagrangian as maxcut_lagrangian
 from .smooth_nonconvex import octopus as octopus
 from .smooth_nonconvex import phase_retrieval as phase_retrieval
 from .smooth_nonconvex import symmetric_factorization as symmetric_factorization
+from .thin_sets import Polytope as Polytope
+from .thin_sets import ThinEllipsoid as ThinEllipsoid
+from .thin_sets import drifting_losses as drifting_losses
+from .thin_sets import thin_ellipsoid as thin_ellipsoid
+from .thin_sets import thin_polytope as thin_polytope
