@@ -4,6 +4,7 @@ import math
 import cvxpy as cp
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
@@ -529,6 +530,24 @@ def test_scipy_runs_it_and_the_gap_ends_it():
     assert result.fun <= result.gap <= 0.05
     assert reports[-1].gap > 0.05
     assert result.nit == result.njev < 5000
+
+
+def test_functions_of_tensors_are_differentiated():
+    options = {"separation": DISC, "radius": 1.0, "inner_radius": 1.0, "maxiter": 50}
+    target = np.array([2.0, 1.0])
+    of_tensors = ellipsoid_minimize(
+        lambda x: (x - torch.tensor(target)).norm(), np.zeros(2), jac="torch", **options
+    )
+    of_arrays = ellipsoid_minimize(
+        lambda x: np.linalg.norm(x - target),
+        np.zeros(2),
+        jac=lambda x: (x - target) / np.linalg.norm(x - target),
+        **options,
+    )
+    np.testing.assert_allclose(of_tensors.x, of_arrays.x, atol=1e-12)
+    assert of_tensors.fun == pytest.approx(of_arrays.fun)
+    with pytest.raises(ValueError, match="jac must be one of 'torch'"):
+        ellipsoid_minimize(np.sum, np.zeros(2), jac="2-point", **options)
 
 
 def test_noisy_gradients_are_given_the_stream_and_repeat():

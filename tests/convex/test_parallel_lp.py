@@ -1,14 +1,18 @@
 import math
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import ray
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.special import erf
 
+from thalweg.claims.convex.round_solvers import newton_center
 from thalweg.convex import (
     PointwiseBatch,
     RoundOracle,
@@ -20,6 +24,7 @@ from thalweg.convex import (
 from thalweg.convex.gaussian_smoothing import SmoothedGradients, normal_samples
 from thalweg.convex.lp_geometry import LpBall, dual_exponent, dual_map, gaussian_moment, lp_norm
 from thalweg.convex.round_progress import AveragedCuts
+from thalweg.convex.torch_functions import TorchBatch
 from thalweg.tasks import worst_case_regression
 
 NORMS = [1.0, 1.2, 1.5, 2.0, 3.0, 4.0, math.inf]
@@ -451,6 +456,39 @@ def test_same_seed_same_run_and_scipy_runs_it():
     np.testing.assert_allclose(third.x, first.x)
 
 
+def test_functions_of_tensors_are_differentiated():
+    problem = worst_case_regression(6, math.inf, rng=0)
+    A, b = torch.tensor(problem.A), torch.tensor(problem.b)
+    options = {"p": math.inf, "eps": 0.02, "max_rounds": 40, "width": 32, "rng": 1}
+    of_tensors = minimize_parallel(
+        lambda X: (X @ A.T - b).abs().max(dim=1).values, np.zeros(6), jac="torch", **options
+    )
+    of_arrays = minimize_parallel(problem.fun_batch, np.zeros(6), **options)
+    np.testing.assert_allclose(of_tensors.x, of_arrays.x, atol=1e-10)
+    with pytest.raises(TypeError, match=r"fun must return a tensor of shape \(Q,\)"):
+        minimize_parallel(lambda X: X.sum(), np.zeros(6), jac="torch", **options)
+    with pytest.raises(ValueError, match="jac must be one of 'torch'"):
+        minimize_parallel(lambda X: X, np.zeros(6), jac="2-point", **options)
+
+
+def test_constant_functions_of_tensors_have_gradient_zero():
+    values, gradients = TorchBatch(lambda X: torch.ones(len(X)))(np.ones((3, 2)))
+    assert values.tolist() == [1.0, 1.0, 1.0]
+    np.testing.assert_array_equal(gradients, np.zeros((3, 2)))
+
+
+def test_a_ray_pool_evaluates_the_pieces():
+    with warnings.catch_warnings(action="ignore"):
+        from ray.util.multiprocessing import Pool
+
+        with Pool(2) as pool:
+            oracle = RoundOracle(largest_entry, math.inf, executor=pool, n_chunks=2)
+            X = np.random.default_rng(0).normal(size=(6, 3))
+            values, _ = oracle(X)
+        ray.shutdown()
+    np.testing.assert_array_equal(values, largest_entry(X)[0])
+
+
 def test_callbacks_see_every_round_and_may_stop():
     seen = []
 
@@ -568,3 +606,16 @@ def test_speedup_report_compares_widths():
     assert len(report.plot().lines) == 1
     with pytest.raises(ValueError, match="widths must hold"):
         parallel_speedup_report(problem.fun_batch, 20, math.inf, eps, widths=())
+
+
+def test_analytic_centers_of_the_peer_are_centers():
+    rng = np.random.default_rng(0)
+    C, c = rng.normal(size=(7, 4)), rng.uniform(-0.2, 0.5, size=7)
+    c[:3] += 1
+    c = np.maximum(c, C @ np.full(4, 0.1) + 0.05)
+    x = newton_center(C, c, np.zeros(4))
+    assert np.all(C @ x < c)
+    assert np.all(np.abs(x) < 1)
+    # The gradient of -Σ log(c - Cx) - Σ log(1 - x²) is 0.
+    gradient = C.T @ (1 / (c - C @ x)) + 2 * x / (1 - x**2)
+    np.testing.assert_allclose(gradient, 0, atol=1e-4)

@@ -91,6 +91,11 @@ def check_gradient_function(jac: Any) -> Callable[..., Any]:
     return jac  # type: ignore[no-any-return]
 
 
+def rng_keyword(function: Callable[..., Any], rng: np.random.Generator | None) -> dict[str, Any]:
+    """Return the random stream as a keyword argument, if there is one and the function takes it."""
+    return {"rng": rng} if rng is not None and takes_rng(function) else {}
+
+
 def takes_rng(function: Callable[..., Any]) -> bool:
     """Return whether a function has a parameter ``rng``, for a random stream."""
     try:

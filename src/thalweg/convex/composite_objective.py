@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thalweg.common.checks import check_array
-from thalweg.common.minimizers import check_gradient_function, takes_rng
-from thalweg.common.optional import requires
+from thalweg.common.minimizers import check_gradient_function, rng_keyword
+from thalweg.convex.torch_functions import torch_value_and_gradient
 
 Array = NDArray[np.float64]
 
@@ -51,7 +51,7 @@ class CompositeObjective:
         self._fun: Callable[..., Any]
         self._jac: Callable[..., Any] | None = None
         if isinstance(jac, str) and jac == "torch":
-            self._fun = _of_torch(fun, like)
+            self._fun = torch_value_and_gradient(fun, like)
         elif jac is True or callable(jac):
             self._fun = fun
             if jac is not True:
@@ -59,8 +59,8 @@ class CompositeObjective:
                 self._jac = jac if rng is None else check_gradient_function(jac)
         else:
             raise ValueError(f'jac must be a callable, True or "torch", got {jac!r}')
-        self._fun_noise = _noise(self._fun, rng)
-        self._jac_noise = {} if self._jac is None else _noise(self._jac, rng)
+        self._fun_noise = rng_keyword(self._fun, rng)
+        self._jac_noise = {} if self._jac is None else rng_keyword(self._jac, rng)
 
     def gradient(self, x: Array) -> Array:
         """Return ∇f(x), or a subgradient."""
@@ -94,32 +94,3 @@ class CompositeObjective:
 
     def _checked(self, gradient: Any) -> Array:
         return check_array("the gradient", gradient, shape=self._shape, finite=False)
-
-
-def _of_torch(fun: Callable[..., Any], like: Any) -> Callable[..., tuple[float, Array]]:
-    """Return the value and the gradient, as NumPy has them, of a function of a tensor."""
-    with requires("convex"):
-        import torch
-
-    if like is None:
-        like = torch.empty(0, dtype=torch.float64)
-
-    def value_and_gradient(x: Array, *args: Any, rng: Any = None) -> tuple[float, Array]:
-        point = torch.tensor(x, dtype=like.dtype, device=like.device, requires_grad=True)
-        with torch.enable_grad():
-            value = fun(point, *args, **_noise(fun, rng))
-        if not isinstance(value, torch.Tensor) or value.numel() != 1:
-            raise TypeError('fun must return a scalar tensor with jac="torch"')
-        gradient = None
-        if value.requires_grad:
-            (gradient,) = torch.autograd.grad(value.sum(), point, allow_unused=True)
-        if gradient is None:  # the value does not depend on x
-            return float(value), np.zeros(x.shape)
-        return float(value.detach()), gradient.double().cpu().numpy()
-
-    return value_and_gradient
-
-
-def _noise(function: Callable[..., Any], rng: np.random.Generator | None) -> dict[str, Any]:
-    """Return the random stream as a keyword argument, if the function takes it."""
-    return {"rng": rng} if rng is not None and takes_rng(function) else {}

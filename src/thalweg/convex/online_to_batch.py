@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import OptimizeResult
 
-from thalweg.common.checks import check_array, check_integer, check_number
+from thalweg.common.checks import check_array, check_choice, check_integer, check_number
 from thalweg.common.minimizers import (
     check_gradient_function,
     intermediate_report,
     optimize_result,
     refuse_constraints,
-    takes_rng,
+    rng_keyword,
     warn_of_unknown,
 )
 from thalweg.common.random import RNGLike, as_generator
 from thalweg.convex.ellipsoid_oco import EllipsoidOCO, Eta
 from thalweg.convex.gauge_distance import Oracle
+from thalweg.convex.torch_functions import torch_value_and_gradient
 
 Vector = NDArray[np.float64]
 
@@ -33,7 +34,7 @@ def ellipsoid_minimize(
     x0: ArrayLike,
     args: tuple[Any, ...] = (),
     *,
-    jac: Callable[..., ArrayLike],
+    jac: Callable[..., ArrayLike] | Literal["torch"],
     separation: Oracle,
     radius: float,
     inner_radius: float,
@@ -61,9 +62,9 @@ def ellipsoid_minimize(
         A point of the set, d ≥ 2.
     args : tuple, optional
         For ``fun`` and ``jac``.
-    jac : callable
+    jac : callable or "torch"
         ``jac(x, *args) -> ndarray of shape (d,)``, a subgradient; with a parameter ``rng`` it is
-        given the random stream.
+        given the random stream. "torch": ``fun`` takes a tensor and is differentiated.
     separation, radius, inner_radius, center, eta
         As for `EllipsoidOCO`.
     lipschitz : float, optional
@@ -119,12 +120,12 @@ def ellipsoid_minimize(
     refuse_constraints("ellipsoid_minimize", unknown)
     warn_of_unknown(unknown, ignored=IGNORED)
     report = intermediate_report(callback)
-    gradient_of = check_gradient_function(jac)
+    value_of, gradient_of = _functions(fun, jac)
     start = check_array("x0", x0, shape=("d",))
     check_integer("maxiter", maxiter, at_least=1)
     if tol is not None:
         check_number("tol", tol, at_least=0)
-    keywords = {"rng": as_generator(rng)} if takes_rng(jac) else {}
+    keywords = rng_keyword(gradient_of, as_generator(rng))
     player = EllipsoidOCO(
         separation,
         len(start),
@@ -159,13 +160,13 @@ def ellipsoid_minimize(
         if report is not None:
             nfev += 1
             try:
-                report(x=average.x, fun=fun(average.x, *args), gap=gap, nit=nit)
+                report(x=average.x, fun=value_of(average.x, *args), gap=gap, nit=nit)
             except StopIteration:
                 status, message = 99, "callback raised StopIteration."
                 break
     return optimize_result(
         x=average.x,
-        fun=float(fun(average.x, *args)),
+        fun=float(value_of(average.x, *args)),
         gap=average.gap(),
         nit=nit,
         nfev=nfev + 1,
@@ -176,6 +177,16 @@ def ellipsoid_minimize(
         status=status,
         message=message,
     )
+
+
+def _functions(
+    fun: Callable[..., Any], jac: Callable[..., ArrayLike] | Literal["torch"]
+) -> tuple[Callable[..., float], Callable[..., ArrayLike]]:
+    if not isinstance(jac, str):
+        return fun, check_gradient_function(jac)
+    check_choice("jac", jac, ("torch",))
+    both = torch_value_and_gradient(fun)
+    return (lambda x, *args: both(x, *args)[0]), (lambda x, *args: both(x, *args)[1])
 
 
 class _Average:

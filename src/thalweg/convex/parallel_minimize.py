@@ -30,6 +30,7 @@ from thalweg.convex.parallel_solvers import (
 )
 from thalweg.convex.round_oracle import Batch, Executor, PointwiseBatch, RoundOracle
 from thalweg.convex.round_progress import Finished, RoundProgress
+from thalweg.convex.torch_functions import TorchBatch
 
 Method = Literal["auto", "mirror", "ball", "smoothed-agd"]
 METHODS = ("auto", "mirror", "ball", "smoothed-agd")
@@ -42,7 +43,7 @@ def minimize_parallel(
     x0: ArrayLike,
     args: tuple[Any, ...] = (),
     *,
-    jac: Callable[..., ArrayLike] | None = None,
+    jac: Callable[..., ArrayLike] | Literal["torch"] | None = None,
     p: float = 2.0,
     radius: float = 1.0,
     lipschitz: float = 1.0,
@@ -75,8 +76,9 @@ def minimize_parallel(
         Center of the ball.
     args : tuple, optional
         For ``fun`` and ``jac``.
-    jac : callable, optional
-        ``jac(x, *args) -> (d,)``, for functions of one point.
+    jac : callable or "torch", optional
+        ``jac(x, *args) -> (d,)``, for functions of one point. "torch": ``fun(X, *args)`` takes a
+        tensor (Q, d), returns one of shape (Q,) and is differentiated.
     p : float in [1, inf], default 2
         The ball is {‖x - x0‖_p ≤ radius}.
     radius : float, default 1
@@ -215,7 +217,7 @@ def _choose(method: Method, width: int) -> str:
 
 def _oracle(
     function: Any,
-    jac: Callable[..., ArrayLike] | None,
+    jac: Callable[..., ArrayLike] | Literal["torch"] | None,
     args: tuple[Any, ...],
     p: float,
     lipschitz: float,
@@ -225,7 +227,10 @@ def _oracle(
     if isinstance(function, RoundOracle):
         return function
     batch = function
-    if jac is not None:
+    if isinstance(jac, str):
+        check_choice("jac", jac, ("torch",))
+        batch = TorchBatch(function, args)
+    elif jac is not None:
         if not callable(jac):
             raise TypeError(f"jac must be callable, got {type(jac).__name__}")
         batch = PointwiseBatch(function, jac, args)

@@ -27,11 +27,14 @@ class WorstCaseRegression:
         Rows of dual norm 1.
     b : ndarray of shape (m,)
     p : float
+    known_minimum : float or None
+        The least value, if it is known by construction.
     """
 
     A: Array
     b: Array
     p: float
+    known_minimum: float | None = None
 
     @property
     def dim(self) -> int:
@@ -53,6 +56,8 @@ class WorstCaseRegression:
     @cached_property
     def minimum(self) -> float:
         """The least value: a linear program by HiGHS for p = ∞, else a cone program."""
+        if self.known_minimum is not None:
+            return self.known_minimum
         return self._by_linear_program() if math.isinf(self.p) else self._by_cone_program()
 
     def _by_linear_program(self) -> float:
@@ -76,7 +81,7 @@ class WorstCaseRegression:
 
 
 def worst_case_regression(
-    dim: int, p: float, *, n_rows: int | None = None, rng: RNGLike
+    dim: int, p: float, *, n_rows: int | None = None, inside: bool = False, rng: RNGLike
 ) -> WorstCaseRegression:
     """Return Gaussian rows and a target from a point outside the ball, so that f* > 0.
 
@@ -86,6 +91,8 @@ def worst_case_regression(
     p : float in [1, inf]
     n_rows : int, optional
         By default 2d.
+    inside : bool, default False
+        Take the target from a point of the ball instead, so that f* = 0.
     rng : int or Generator
 
     Examples
@@ -101,6 +108,6 @@ def worst_case_regression(
     dual = 1.0 if math.isinf(p) else (math.inf if p == 1 else p / (p - 1))
     A = stream.normal(size=(n_rows or 2 * dim, dim))
     A /= np.linalg.norm(A, dual, axis=1, keepdims=True)
-    outside = stream.normal(size=dim)
-    outside *= 1.5 / np.linalg.norm(outside, p)
-    return WorstCaseRegression(A, A @ outside, float(p))
+    point = stream.normal(size=dim)
+    point *= (0.9 if inside else 1.5) / np.linalg.norm(point, p)
+    return WorstCaseRegression(A, A @ point, float(p), 0.0 if inside else None)

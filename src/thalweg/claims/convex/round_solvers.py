@@ -1,14 +1,14 @@
 """Solvers that the claims about parallel optimization count the rounds of.
 
 A `Race` answers batches of queries, counts rounds and ends a solver as soon as a feasible point
-of the wanted accuracy has been evaluated. A solver is a function of a race; it asks, and never
-returns before the race is over.
+of the wanted accuracy has been evaluated. A solver is a function of a race, and asks.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,8 @@ class Race:
         Queries a round.
     max_rounds : int
     rng : Generator
+    all_rounds : bool
+        Go on when the accuracy is reached.
     rounds : int
     errors : list of float
         Error of the best feasible point after each round.
@@ -56,6 +58,7 @@ class Race:
     width: int
     max_rounds: int
     rng: np.random.Generator
+    all_rounds: bool = False
     rounds: int = 0
     errors: list[float] = field(default_factory=list)
 
@@ -71,17 +74,16 @@ class Race:
         inside = lp_norm(X, self.problem.p) <= 1 + 1e-9
         error = values[inside].min(initial=np.inf) - self.problem.minimum
         self.errors.append(float(min(error, self.errors[-1] if self.errors else np.inf)))
-        if self.errors[-1] <= self.eps or self.rounds >= self.max_rounds:
+        arrived = self.errors[-1] <= self.eps and not self.all_rounds
+        if arrived or self.rounds >= self.max_rounds:
             raise Over
         return values, gradients
 
     def run(self, solver: Callable[..., None], **tuned: Any) -> Race:
-        """Have a solver race until it is over, and return the race."""
-        try:
+        """Have a solver race until it is over, or has what it wants, and return the race."""
+        with suppress(Over):
             solver(self, **tuned)
-        except Over:
-            return self
-        raise RuntimeError(f"{solver} stopped before the race was over")
+        return self
 
     @property
     def rounds_needed(self) -> float:
@@ -144,28 +146,26 @@ def level_bundle(race: Race, queries: int = 1) -> None:
 
 
 def analytic_center(race: Race) -> None:
-    """Ask at the analytic center of what all cuts leave, the sequential cutting-plane method.
+    """Ask at the analytic center of what all cuts leave of the box, the cutting-plane method.
 
     Centers that violate ‖x‖_p ≤ 1 are cut without a round. Newton's method starts infeasible, at
     the last center (Boyd and Vandenberghe, section 10.3).
     """
-    dim, ball = race.problem.dim, race.ball
-    A, b = np.vstack([np.eye(dim), -np.eye(dim)]), np.ones(2 * dim)
-    x, best = np.zeros(dim), math.inf
-    objective, offsets = np.empty((0, dim)), np.empty(0)
+    ball, x, best = race.ball, np.zeros(race.problem.dim), math.inf
+    norm_cuts, limits = np.empty((0, len(x))), np.empty(0)
+    cuts, offsets = np.empty((0, len(x))), np.empty(0)  # f ≥ cuts·x - offsets
     for _ in _count():
         while not ball.holds(x):
-            norm = float(lp_norm(x, ball.p))
-            g = np.sign(x) * (np.abs(x) / norm) ** (ball.p - 1)
-            g /= np.linalg.norm(g)
-            surface = x / norm
-            A, b = np.vstack([A, g]), np.append(b, g @ surface)
-            x = _newton_center(*_all_cuts(A, b, objective, offsets, best), x)
+            surface = x / float(lp_norm(x, ball.p))
+            normal = np.sign(surface) * np.abs(surface) ** (ball.p - 1)
+            norm_cuts = np.vstack([norm_cuts, normal])
+            limits = np.append(limits, normal @ surface)
+            x = _center(norm_cuts, limits, cuts, offsets + best, x)
         values, gradients = race.ask(x[None])
         best = min(best, float(values[0]))
-        objective = np.vstack([objective, gradients])
+        cuts = np.vstack([cuts, gradients])
         offsets = np.append(offsets, gradients[0] @ x - values[0])
-        x = _newton_center(*_all_cuts(A, b, objective, offsets, best), x)
+        x = _center(norm_cuts, limits, cuts, offsets + best, x)
 
 
 def evolution_strategy(race: Race) -> None:
@@ -218,41 +218,44 @@ def _project_on_level(x: Array, rows: Array, right: Array) -> Array:
     return projected
 
 
-def _all_cuts(
-    A: Array, b: Array, objective: Array, offsets: Array, best: float
-) -> tuple[Array, Array]:
-    """Return box and norm cuts with the objective's: no better than ``best`` is cut off."""
-    sizes = np.linalg.norm(objective, axis=1, keepdims=True)
-    rows = objective / sizes if len(objective) else objective
-    right = (offsets + best) / sizes[:, 0] if len(objective) else offsets
-    return np.vstack([A, rows]), np.append(b, right)
+def _center(A: Array, a: Array, B: Array, b: Array, x: Array) -> Array:
+    """Return the analytic center of {Ax ≤ a, Bx ≤ b} in the box, from the last one."""
+    rows, right = np.vstack([A, B]), np.append(a, b)
+    sizes = np.linalg.norm(rows, axis=1)
+    return newton_center(rows / sizes[:, None], right / sizes, x)
 
 
-def _newton_center(A: Array, b: Array, x: Array) -> Array:
-    """Return the minimizer of -Σ log(b - Ax), by Newton's method with slacks y = b - Ax."""
-    y = b - A @ x
+def newton_center(C: Array, c: Array, x: Array) -> Array:
+    """Return the minimizer of -Σ log(c - Cx) - Σ log(1 - x²), by Newton's method.
+
+    Slacks y = c - Cx need not fit at first. The Hessian D + CᵀHC is a diagonal of the box and
+    k cuts, inverted by k equations.
+    """
+    y = c - C @ x
     y = np.where(y > 1e-9, y, 1.0)
-    nu = np.zeros(len(b))
+    nu = np.zeros(len(c))
 
     def residual(x: Array, y: Array, nu: Array) -> float:
-        parts = (A.T @ nu, nu - 1 / y, y + A @ x - b)
+        parts = (2 * x / (1 - x**2) + C.T @ nu, nu - 1 / y, y + C @ x - c)
         return math.sqrt(sum(float(part @ part) for part in parts))
 
+    before = residual(x, y, nu)
     for _ in range(100):
-        weights = 1 / y**2
-        gap = y + A @ x - b
-        factor = cho_factor(A.T @ (weights[:, None] * A) + 1e-14 * np.eye(len(x)))
-        dx = -cho_solve(factor, A.T @ (1 / y + weights * gap))
-        dy = -A @ dx - gap
-        dnu = 1 / y - weights * dy - nu
-        step = min(1.0, 0.99 / max(1e-300, float(np.max(-dy / y))))
-        before = residual(x, y, nu)
-        while (
-            step > 1e-10
-            and residual(x + step * dx, y + step * dy, nu + step * dnu) > (1 - 0.01 * step) * before
-        ):
+        slope, curvature = 2 * x / (1 - x**2), 2 * (1 + x**2) / (1 - x**2) ** 2
+        gap = y + C @ x - c
+        target = -(slope + C.T @ (1 / y + gap / y**2))
+        scaled = C / curvature
+        small = cho_factor(np.diag(y**2) + scaled @ C.T)
+        dx = target / curvature - scaled.T @ cho_solve(small, scaled @ target)
+        dy = -C @ dx - gap
+        dnu = 1 / y - dy / y**2 - nu
+        to_box = np.abs(dx) / (1 - np.sign(dx) * x)
+        step = min(1.0, 0.99 / max(float(np.max(-dy / y)), float(to_box.max()), 1e-300))
+        after = residual(x + step * dx, y + step * dy, nu + step * dnu)
+        while step > 1e-10 and after > (1 - 0.01 * step) * before:
             step /= 2
-        x, y, nu = x + step * dx, y + step * dy, nu + step * dnu
-        if residual(x, y, nu) <= 1e-7 * (1 + math.sqrt(float(np.sum(1 / y**2)))):
+            after = residual(x + step * dx, y + step * dy, nu + step * dnu)
+        x, y, nu, before = x + step * dx, y + step * dy, nu + step * dnu, after
+        if before <= 1e-7 * (1 + math.sqrt(float(np.sum(1 / y**2)))):
             break
     return x
