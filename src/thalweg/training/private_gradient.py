@@ -96,14 +96,15 @@ class DPGradient:
     >>> import torch
     >>> from thalweg.training import DPGradient
     >>> model = torch.nn.Linear(4, 3)
+    >>> _ = torch.nn.init.zeros_(model.weight), torch.nn.init.zeros_(model.bias)
     >>> private = DPGradient(
     ...     model, torch.nn.functional.cross_entropy, noise_multiplier=1.0, max_grad_norm=0.5,
     ...     generator=torch.Generator().manual_seed(0),
     ... )
-    >>> x, y = 10 * torch.eye(4), torch.tensor([0, 1, 2, 0])
+    >>> x, y = torch.diag(torch.tensor([10.0, 10.0, 10.0, 0.1])), torch.tensor([0, 1, 2, 0])
     >>> result = private(x, y, expected_batch_size=4)
     >>> result["norms"].shape, float(result["clipped_fraction"])
-    (torch.Size([4, 2]), 0.75)
+    (torch.Size([4, 2]), 0.875)
     """
 
     def __init__(

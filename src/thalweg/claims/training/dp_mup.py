@@ -207,7 +207,7 @@ def scales(
     return {
         "smoke": scale(2, 1, min(base, 16), 2, 5),
         "quick": scale(seeds, tuning_seeds, base, factor, steps),
-        "full": scale(10, 5, full_base, full_factor, 60),
+        "full": scale(max(10, seeds), 5, full_base, full_factor, 60),
     }
 
 
