@@ -1,5 +1,7 @@
 from .aligned_regression import InterpolatedRegression as InterpolatedRegression
 from .aligned_regression import interpolated_regression as interpolated_regression
+from .arithmetic_text import WordProblem as WordProblem
+from .arithmetic_text import word_problems as word_problems
 from .byte_text import ByteText as ByteText
 from .byte_text import load_text as load_text
 from .byte_text import sample_windows as sample_windows
@@ -17,6 +19,8 @@ from .digits import Digits as Digits
 from .digits import digits_mlp as digits_mlp
 from .digits import load_digits as load_digits
 from .digits import sample_batch as sample_batch
+from .digits_shift import pretrained_digits_mlp as pretrained_digits_mlp
+from .digits_shift import shifted_digits as shifted_digits
 from .gset import GSET_NAMES as GSET_NAMES
 from .gset import GSET_TYPES as GSET_TYPES
 from .gset import GsetInstance as GsetInstance
@@ -65,6 +69,14 @@ from .private_models import width_vit as width_vit
 from .small_gpt import ByteGPT as ByteGPT
 from .small_gpt import byte_gpt as byte_gpt
 from .small_gpt import transformer_shapes as transformer_shapes
+from .smollm import AnswerBatch as AnswerBatch
+from .smollm import CausalLM as CausalLM
+from .smollm import answer_batch as answer_batch
+from .smollm import answer_loss as answer_loss
+from .smollm import load_smollm as load_smollm
+from .smollm import lower_states as lower_states
+from .smollm import tiny_llama as tiny_llama
+from .smollm import upper_layers as upper_layers
 from .smooth_nonconvex import SmoothFunction as SmoothFunction
 from .smooth_nonconvex import asymmetric_factorization as asymmetric_factorization
 from .smooth_nonconvex import digits_covariance as digits_covariance
