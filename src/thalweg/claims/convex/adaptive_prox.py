@@ -26,6 +26,7 @@ from thalweg.claims.convex.adaprox_sparse_claims import (
     sparse_lasso_time,
     sparse_logistic_gradients,
     sparse_logistic_time,
+    sparse_penalties,
 )
 from thalweg.claims.convex.adaprox_structure_claims import (
     acceleration_slope,
@@ -74,6 +75,7 @@ __all__ = [
     "sparse_lasso_time",
     "sparse_logistic_gradients",
     "sparse_logistic_time",
+    "sparse_penalties",
     "stochastic_logistic",
 ]
 
