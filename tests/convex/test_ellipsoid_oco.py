@@ -579,6 +579,37 @@ def test_minimization_stops_at_gradient_zero_and_on_request():
     assert (stopped.status, stopped.success, stopped.nit) == (99, False, 10)
 
 
+def test_minimization_keeps_what_it_has_when_it_is_interrupted():
+    options = {"separation": DISC, "radius": 1.0, "inner_radius": 1.0}
+    calls = []
+
+    def gradient(x):
+        calls.append(x)
+        if len(calls) == 25:
+            raise KeyboardInterrupt
+        return np.array([1.0, 0.0])
+
+    result = ellipsoid_minimize(np.sum, np.zeros(2), jac=gradient, **options)
+    assert (result.status, result.success, result.nit) == (2, False, 25)
+    assert result.x[0] < -0.5
+
+
+def test_rounds_that_only_shrink_return_the_feasible_point():
+    needle = SeparationOracle.box([-1.0, -1e-6], [1.0, 1e-6])
+    result = ellipsoid_minimize(
+        np.sum,
+        np.array([0.5, 0.0]),
+        jac=lambda x: np.ones(2),
+        separation=needle,
+        center=np.array([0.0, 0.5]),
+        radius=2.0,
+        inner_radius=1e-6,
+        maxiter=1,
+    )
+    np.testing.assert_array_equal(result.x, [0.5, 0.0])
+    assert result.gap == math.inf
+
+
 def test_minimization_refuses_bounds_and_bad_gradients():
     options = {"separation": DISC, "radius": 1.0, "inner_radius": 1.0}
     with pytest.raises(ValueError, match="bounds must be None"):

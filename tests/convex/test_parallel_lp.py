@@ -509,6 +509,21 @@ def test_callbacks_see_every_round_and_may_stop():
     assert [rounds for rounds, _ in seen] == [1, 2, 3, 4]
 
 
+def test_an_interrupt_keeps_the_best_point():
+    rounds = []
+
+    def interrupted(X):
+        rounds.append(len(X))
+        if len(rounds) == 6:
+            raise KeyboardInterrupt
+        return largest_entry(X - 0.5)
+
+    result = minimize_parallel(interrupted, np.zeros(3), p=math.inf, eps=1e-3, rng=0)
+    assert (result.status, result.success) == (3, False)
+    assert result.fun < 0.5
+    assert len(result.history["fun"]) == 5
+
+
 def test_noise_does_not_pick_the_luckiest_point():
     rng = np.random.default_rng(0)
 

@@ -12,6 +12,7 @@ from scipy.optimize import OptimizeResult
 
 from thalweg.common.checks import check_array, check_choice, check_integer, check_number
 from thalweg.common.minimizers import (
+    Report,
     check_gradient_function,
     intermediate_report,
     optimize_result,
@@ -27,6 +28,13 @@ from thalweg.convex.torch_functions import torch_value_and_gradient
 Vector = NDArray[np.float64]
 
 IGNORED = ("hess", "hessp")
+LOOK_EVERY = 10
+MESSAGES = {
+    0: "The gap is at most tol, or a point with gradient 0 was found.",
+    1: "The budget of rounds is spent.",
+    2: "Interrupted; x is the average so far.",
+    99: "The callback raised StopIteration.",
+}
 
 
 def ellipsoid_minimize(
@@ -89,7 +97,7 @@ def ellipsoid_minimize(
         ``n_updates`` (cuts), ``success, status, message``. ``gap`` bounds f(x) - min f from
         above if gradients are exact: what the linear lower bounds leave over the ellipsoid. It
         is pessimistic where constraints are active, as the ellipsoid is larger than the set.
-        status 0: gap reached; 1: budget spent; 99: callback.
+        status 0: gap reached, or a point with gradient 0; 1: budget spent; 2: Ctrl-C; 99: callback.
 
     Raises
     ------
@@ -137,46 +145,86 @@ def ellipsoid_minimize(
         horizon=maxiter,
         eta=eta,
     )
-    average = _Average(player)
-    status, message, nfev = 1, "The budget of rounds is spent.", 0
-    for nit in range(1, maxiter + 1):
-        w = player.select()
-        gradient = check_array("jac(x)", gradient_of(w, *args, **keywords), shape=start.shape)
-        length = math.sqrt(gradient @ gradient)
-        if length == 0:
-            average.restart(w)
-            status, message = 0, "A point with gradient 0 was found."
-            break
-        weight = 1.0 if lipschitz is not None else 1 / length
-        if not player.is_shrinking_:
-            average.add(w, gradient, weight)
-        player.update(weight * gradient)
-        if nit % 10 != 0:
-            continue
-        gap = average.gap()
-        if tol is not None and gap <= tol:
-            status, message = 0, "The gap is at most tol."
-            break
-        if report is not None:
-            nfev += 1
-            try:
-                report(x=average.x, fun=value_of(average.x, *args), gap=gap, nit=nit)
-            except StopIteration:
-                status, message = 99, "callback raised StopIteration."
-                break
+    run = _Run(
+        player,
+        value=lambda x: float(value_of(x, *args)),
+        gradient=lambda x: gradient_of(x, *args, **keywords),
+        normalize=lipschitz is None,
+        tol=tol,
+        report=report,
+    )
+    status = run.go(maxiter)
+    x = run.average.x
     return optimize_result(
-        x=average.x,
-        fun=float(value_of(average.x, *args)),
-        gap=average.gap(),
-        nit=nit,
-        nfev=nfev + 1,
-        njev=nit,
+        x=x,
+        fun=run.value(x),
+        gap=run.average.gap(),
+        nit=run.nit,
+        nfev=run.nfev + 1,
+        njev=run.nit,
         n_oracle=player.n_oracle_calls_,
         n_updates=player.n_updates_,
         success=status in (0, 1),
         status=status,
-        message=message,
+        message=MESSAGES[status],
     )
+
+
+class _Run:
+    """Rounds of the player, what they average to, and why they end."""
+
+    def __init__(
+        self,
+        player: EllipsoidOCO,
+        *,
+        value: Callable[[Vector], float],
+        gradient: Callable[[Vector], ArrayLike],
+        normalize: bool,
+        tol: float | None,
+        report: Report | None,
+    ) -> None:
+        self.player, self.value, self.gradient = player, value, gradient
+        self.normalize, self.tol, self.report = normalize, tol, report
+        self.average = _Average(player)
+        self.nit = self.nfev = 0
+
+    def go(self, maxiter: int) -> int:
+        """Play up to ``maxiter`` rounds; return the status."""
+        try:
+            while self.nit < maxiter:
+                self.nit += 1
+                if self._round() or (self.nit % LOOK_EVERY == 0 and self._look()):
+                    return 0
+        except KeyboardInterrupt:
+            return 2
+        except StopIteration:
+            return 99
+        return 1
+
+    def _round(self) -> bool:
+        """Play a round; return whether the point played has gradient 0."""
+        w = self.player.select()
+        gradient = check_array("jac(x)", self.gradient(w), shape=w.shape)
+        length = math.sqrt(gradient @ gradient)
+        if length == 0:
+            self.average.restart(w)
+            return True
+        weight = 1 / length if self.normalize else 1.0
+        if not self.player.is_shrinking_:
+            self.average.add(w, gradient, weight)
+        self.player.update(weight * gradient)
+        return False
+
+    def _look(self) -> bool:
+        """Report; return whether the gap is at most ``tol``."""
+        gap = self.average.gap()
+        if self.tol is not None and gap <= self.tol:
+            return True
+        if self.report is not None:
+            self.nfev += 1
+            x = self.average.x
+            self.report(x=x, fun=self.value(x), gap=gap, nit=self.nit)
+        return False
 
 
 def _functions(
@@ -215,9 +263,12 @@ class _Average:
 
     @property
     def x(self) -> Vector:
-        return self.points / max(self.weight, np.finfo(float).tiny)
+        # Without a play that counts it is the feasible point.
+        return self.points / (self.weight or 1.0)
 
     def gap(self) -> float:
+        if self.weight == 0:
+            return math.inf
         center, H = self.player.center_, self.player.shape_
         least = float(self.total @ center) - math.sqrt(max(0.0, float(self.total @ H @ self.total)))
         return (self.slope - least) / self.weight

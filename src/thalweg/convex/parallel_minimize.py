@@ -122,7 +122,7 @@ def minimize_parallel(
         (queries), ``method``, ``success, status, message``, ``history`` with arrays rounds,
         queries, fun, gap. ``gap`` bounds f(x) - min f: the best averaged linearization's minimum
         over the ball is subtracted. status 0: gap at most eps; 1: rounds are spent; 2: x0 was
-        accurate enough from the start; 99: callback.
+        accurate enough from the start; 3: Ctrl-C; 99: callback.
 
     Raises
     ------
@@ -201,6 +201,8 @@ def minimize_parallel(
             smoothed_agd(run, smooth, antithetic, step, stream)
     except Finished as end:
         status, message = end.status, end.message
+    except KeyboardInterrupt:
+        status, message = 3, "Interrupted; x is the best point so far."
     return _result(run, chosen, status, message)
 
 
