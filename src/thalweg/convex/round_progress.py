@@ -124,7 +124,7 @@ class RoundProgress:
         asked = points if candidate is None else np.vstack([candidate, points])
         values, gradients = self.oracle(asked)
         self._bound(asked, values, gradients, weight)
-        self._keep_best(asked, values, only_first=candidate is not None)
+        self._keep_best(asked[0], float(values[0]))
         self._record()
         if self.gap <= self.eps and not self.noisy:
             raise Finished(0, "The gap is at most eps.")
@@ -138,13 +138,10 @@ class RoundProgress:
         for cuts in self.cuts:
             self.lower = max(self.lower, cuts.add(points, values, gradients, weight))
 
-    def _keep_best(self, points: Array, values: Vector, *, only_first: bool) -> None:
-        if self.noisy:
-            self.best_x, self.best_fun = points[0].copy(), float(values[0])
-            return
-        for i in [0] if only_first else np.argsort(values)[:1]:
-            if values[i] < self.best_fun and self.ball.holds(points[i]):
-                self.best_x, self.best_fun = points[i].copy(), float(values[i])
+    def _keep_best(self, x: Vector, value: float) -> None:
+        """Keep the first point of a round, which is the candidate or the only one."""
+        if self.noisy or (value < self.best_fun and self.ball.holds(x)):
+            self.best_x, self.best_fun = x.copy(), value
 
     def _record(self) -> None:
         gap = self.gap

@@ -75,6 +75,15 @@ class Game:
     project: Callable[[Array], Array] | None = None
     minimize_linear: Callable[[Array], Array] | None = None
 
+    def steps(self, horizon: int, scale: float) -> dict[str, Any]:
+        """Return what sets the step of an established player."""
+        return {
+            "radius": self.radius,
+            "lipschitz": self.lipschitz,
+            "horizon": horizon,
+            "scale": scale,
+        }
+
 
 def ellipsoid_oco(game: Game, horizon: int, **options: Any) -> EllipsoidOCO:
     """Return the method, as shipped."""
@@ -93,40 +102,19 @@ def ellipsoid_oco(game: Game, horizon: int, **options: Any) -> EllipsoidOCO:
 
 def gauge_ogd(game: Game, horizon: int, scale: float = 1.0) -> GaugeOGD:
     """Return gradient descent on a ball, played through the gauge."""
-    return GaugeOGD(
-        game.separation,
-        game.start,
-        radius=game.radius,
-        lipschitz=game.lipschitz,
-        horizon=horizon,
-        scale=scale,
-    )
+    return GaugeOGD(game.separation, game.start, **game.steps(horizon, scale))
 
 
 def projected_ogd(game: Game, horizon: int, scale: float = 1.0) -> ProjectedOGD:
     """Return gradient descent with the projection that the game grants."""
     assert game.project is not None
-    return ProjectedOGD(
-        game.project,
-        game.start,
-        radius=game.radius,
-        lipschitz=game.lipschitz,
-        horizon=horizon,
-        scale=scale,
-    )
+    return ProjectedOGD(game.project, game.start, **game.steps(horizon, scale))
 
 
 def frank_wolfe(game: Game, horizon: int, scale: float = 1.0) -> OnlineFrankWolfe:
     """Return the online Frank-Wolfe player."""
     assert game.minimize_linear is not None
-    return OnlineFrankWolfe(
-        game.minimize_linear,
-        game.start,
-        radius=game.radius,
-        lipschitz=game.lipschitz,
-        horizon=horizon,
-        scale=scale,
-    )
+    return OnlineFrankWolfe(game.minimize_linear, game.start, **game.steps(horizon, scale))
 
 
 STEPS = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0]
