@@ -8,7 +8,16 @@ import lazy_loader
 
 __getattr__, __dir__, _submodules = lazy_loader.attach(
     __name__,
-    submodules=["bandits", "catalog", "combinatorial", "convex", "evidence", "tasks", "training"],
+    submodules=[
+        "bandits",
+        "catalog",
+        "combinatorial",
+        "convex",
+        "curvature",
+        "evidence",
+        "tasks",
+        "training",
+    ],
 )
 __version__ = "0.1.0"
 __all__ = [*_submodules, "__version__"]

@@ -12,6 +12,8 @@ from .composite_problems import active_box_least_squares as active_box_least_squ
 from .composite_problems import breast_cancer as breast_cancer
 from .composite_problems import sparse_regression as sparse_regression
 from .composite_problems import spectrum_least_squares as spectrum_least_squares
+from .contact_membranes import ContactMembrane as ContactMembrane
+from .contact_membranes import contact_membrane as contact_membrane
 from .coordinate_images import CoordinateImage as CoordinateImage
 from .coordinate_images import coordinate_image as coordinate_image
 from .coordinate_images import uniform_points as uniform_points
@@ -66,6 +68,12 @@ from .private_models import next_byte_loss as next_byte_loss
 from .private_models import width_gpt as width_gpt
 from .private_models import width_mlp as width_mlp
 from .private_models import width_vit as width_vit
+from .semismooth_problems import SquaredHingeSVM as SquaredHingeSVM
+from .semismooth_problems import TorchProblem as TorchProblem
+from .semismooth_problems import digits_svm as digits_svm
+from .semismooth_problems import lipschitz_network as lipschitz_network
+from .semismooth_problems import penalized_factorization as penalized_factorization
+from .semismooth_problems import singular_values as singular_values
 from .small_gpt import ByteGPT as ByteGPT
 from .small_gpt import byte_gpt as byte_gpt
 from .small_gpt import transformer_shapes as transformer_shapes
