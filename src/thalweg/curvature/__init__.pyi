@@ -1,6 +1,13 @@
 from .lazy_minimize import minimize_lazy_ssn as minimize_lazy_ssn
 from .lazy_optimizer import LazySSN as LazySSN
+from .log_psi_jacobian import log_derivatives as log_derivatives
+from .multi_shift import MSSRResult as MSSRResult
+from .multi_shift import ms_sr_direction as ms_sr_direction
+from .multi_shift_optimizer import MultiShiftSR as MultiShiftSR
+from .netket_preconditioner import MSSRPreconditioner as MSSRPreconditioner
 from .separable_penalties import BoxPenalty as BoxPenalty
 from .separable_penalties import L1Penalty as L1Penalty
 from .separable_penalties import SeparablePenalty as SeparablePenalty
+from .shift_risk import ShiftRiskReport as ShiftRiskReport
+from .shift_risk import shift_risk_report as shift_risk_report
 from .torch_derivatives import TorchFunction as TorchFunction

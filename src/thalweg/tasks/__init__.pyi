@@ -68,6 +68,8 @@ from .private_models import next_byte_loss as next_byte_loss
 from .private_models import width_gpt as width_gpt
 from .private_models import width_mlp as width_mlp
 from .private_models import width_vit as width_vit
+from .quantum_states import RBM as RBM
+from .quantum_states import FoundationRBM as FoundationRBM
 from .semismooth_problems import SquaredHingeSVM as SquaredHingeSVM
 from .semismooth_problems import TorchProblem as TorchProblem
 from .semismooth_problems import digits_svm as digits_svm
@@ -93,6 +95,14 @@ from .smooth_nonconvex import maxcut_lagrangian as maxcut_lagrangian
 from .smooth_nonconvex import octopus as octopus
 from .smooth_nonconvex import phase_retrieval as phase_retrieval
 from .smooth_nonconvex import symmetric_factorization as symmetric_factorization
+from .spin_systems import ExactEnsemble as ExactEnsemble
+from .spin_systems import MetropolisChains as MetropolisChains
+from .spin_systems import SpinHamiltonian as SpinHamiltonian
+from .spin_systems import enumerate_exactly as enumerate_exactly
+from .spin_systems import ising_chain as ising_chain
+from .spin_systems import ising_chain_energy as ising_chain_energy
+from .spin_systems import j1_j2_square as j1_j2_square
+from .spin_systems import local_energies as local_energies
 from .thin_sets import Polytope as Polytope
 from .thin_sets import ThinEllipsoid as ThinEllipsoid
 from .thin_sets import drifting_losses as drifting_losses
