@@ -1,3 +1,8 @@
+from .autospec_network import AutoSpec as AutoSpec
+from .autospec_network import OutOfRangeWarning as OutOfRangeWarning
+from .autospec_weights import pretrained as pretrained
+from .filtered_subspace import EigenpairResult as EigenpairResult
+from .filtered_subspace import autospec_eigsh as autospec_eigsh
 from .lazy_minimize import minimize_lazy_ssn as minimize_lazy_ssn
 from .lazy_optimizer import LazySSN as LazySSN
 from .log_psi_jacobian import log_derivatives as log_derivatives
@@ -10,4 +15,10 @@ from .separable_penalties import L1Penalty as L1Penalty
 from .separable_penalties import SeparablePenalty as SeparablePenalty
 from .shift_risk import ShiftRiskReport as ShiftRiskReport
 from .shift_risk import shift_risk_report as shift_risk_report
+from .spectral_probe import SpectralProbe as SpectralProbe
+from .spectral_recurrences import RecurrenceCoefficients as RecurrenceCoefficients
+from .spectral_report import AutoSpecReport as AutoSpecReport
+from .spectral_report import alternations as alternations
+from .spectral_report import autospec_report as autospec_report
+from .spectral_tasks import chebyshev_recurrence as chebyshev_recurrence
 from .torch_derivatives import TorchFunction as TorchFunction

@@ -95,6 +95,11 @@ from .smooth_nonconvex import maxcut_lagrangian as maxcut_lagrangian
 from .smooth_nonconvex import octopus as octopus
 from .smooth_nonconvex import phase_retrieval as phase_retrieval
 from .smooth_nonconvex import symmetric_factorization as symmetric_factorization
+from .spd_operators import Eigendecomposition as Eigendecomposition
+from .spd_operators import SPDOperator as SPDOperator
+from .spd_operators import decomposed_operator as decomposed_operator
+from .spd_operators import digits_laplacian as digits_laplacian
+from .spd_operators import spd_operator as spd_operator
 from .spin_systems import ExactEnsemble as ExactEnsemble
 from .spin_systems import MetropolisChains as MetropolisChains
 from .spin_systems import SpinHamiltonian as SpinHamiltonian
