@@ -421,7 +421,7 @@ def mesh_independence(contender: Contender, rng: np.random.Generator, *, cells: 
     contenders=[
         Contender("lazy SSN (m = 5), L² metric", make=lazy_in_l2),
         Contender("SciPy L-BFGS-B", make=scipy_solver("L-BFGS-B")),
-        Contender("FISTA", make=fista, tune={"step": [0.06, 0.12, 0.24]}),
+        Contender("FISTA", make=fista, tune={"step": [0.03, 0.06, 0.12, 0.24]}),
         Contender("lazy SSN, automatic m", make=lambda run: lazy_in_l2(run, "auto"), control=True),
         Contender("lazy SSN, Euclidean metric", make=lazy, control=True),
     ],
@@ -450,7 +450,7 @@ def contact_seconds(
     membrane = contact_membrane(for_instance, cells, gamma=0.0)
     bounds = (membrane.lower, np.full(membrane.d, np.inf))
     start = float(np.linalg.norm(membrane(membrane.x0)[1]))
-    run = NewtonRun(membrane, target=target * start, bounds=bounds, gradients=1000)
+    run = NewtonRun(membrane, target=target * start, bounds=bounds, gradients=8000)
     unit = run.seconds_of_a_gradient()
     return _by_cpu(run.finish(contender.make, **tuned), unit)
 
