@@ -1,6 +1,11 @@
 from .autospec_network import AutoSpec as AutoSpec
 from .autospec_network import OutOfRangeWarning as OutOfRangeWarning
 from .autospec_weights import pretrained as pretrained
+from .concord_estimator import SSNConcord as SSNConcord
+from .concord_path import ConcordPath as ConcordPath
+from .concord_result import SSNConcordResult as SSNConcordResult
+from .concord_selection import SSNConcordCV as SSNConcordCV
+from .concord_solver import ssn_concord as ssn_concord
 from .filtered_subspace import EigenpairResult as EigenpairResult
 from .filtered_subspace import autospec_eigsh as autospec_eigsh
 from .lazy_minimize import minimize_lazy_ssn as minimize_lazy_ssn

@@ -56,6 +56,10 @@ from .mixed_noise import noisy_quadratic as noisy_quadratic
 from .multimodal_functions import Multimodal as Multimodal
 from .multimodal_functions import multimodal as multimodal
 from .multimodal_functions import soft_rastrigin as soft_rastrigin
+from .network_data import GeneExpression as GeneExpression
+from .network_data import SparseGaussian as SparseGaussian
+from .network_data import gene_expression as gene_expression
+from .network_data import sparse_gaussian as sparse_gaussian
 from .noisy_quadratics import NoisyChains as NoisyChains
 from .noisy_quadratics import NoisyQuadratic as NoisyQuadratic
 from .noisy_quadratics import best_expected_loss as best_expected_loss

@@ -629,7 +629,9 @@ def family_risk(
     metric=Metric("relative energy error", better="lower", average="geometric mean"),
     contenders=[
         Contender("MS-SR", make=shifted),
-        Contender("SR, tuned shift", make=one_shift, tune={"shift": [1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0]}),
+        Contender(
+            "SR, tuned shift", make=one_shift, tune={"shift": [1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0]}
+        ),
         Contender("SR, 1e-3", make=partial(one_shift, shift=1e-3)),
     ],
     expect=at_most(1.2, of="best peer"),
