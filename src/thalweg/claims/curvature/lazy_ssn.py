@@ -193,6 +193,33 @@ def svm_seconds(
     return _by_cpu(run.finish(contender.make, **tuned), unit)
 
 
+@claim(
+    method="lazy-ssn",
+    statement="Where a Hessian costs many factorizations, the CPU time does not grow with the "
+    "length m of its use",
+    metric=CPU,
+    contenders=[Contender("lazy SSN", make=lazy)],
+    expect=trend(-1.0, 0.0, over="hess_every"),
+    scales={
+        "smoke": Scale(seeds=2, features=20, shifts=1, sweep={"hess_every": [1, 4]}),
+        "quick": Scale(seeds=8, features=200, shifts=4, sweep={"hess_every": [1, 2, 5, 10, 20]}),
+        "full": Scale(seeds=10, features=300, shifts=9, sweep={"hess_every": [1, 2, 5, 10, 20]}),
+    },
+)
+def svm_seconds_over_lengths(
+    contender: Contender, rng: np.random.Generator, *, features: int, shifts: int, hess_every: int
+) -> Measurement:
+    """Time the problem of `svm_seconds` for every length; `svm_reuse_lengths` counts its Hessians.
+
+    The two together are the trade: fewer Hessians, and more factorizations.
+    """
+    assert contender.make is not None
+    for_instance, _ = rng.spawn(2)
+    run = NewtonRun(digits_svm(for_instance, features, shifts=shifts), target=1e-6)
+    unit = run.seconds_of_a_gradient()
+    return _by_cpu(run.finish(contender.make, hess_every=hess_every), unit)
+
+
 def _within_time(
     contender: Contender, problem: TorchDerivatives, hessians: int, **tuned: Any
 ) -> Measurement:
