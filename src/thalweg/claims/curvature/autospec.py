@@ -507,7 +507,7 @@ def filtering(contender: Contender, rng: np.random.Generator) -> Measurement:
     scales={
         "smoke": Scale(seeds=2, tuning_seeds=1, unknowns=900),
         "quick": Scale(seeds=8, tuning_seeds=1, unknowns=2_500),
-        "full": Scale(seeds=8, tuning_seeds=1, unknowns=40_000),
+        "full": Scale(seeds=8, tuning_seeds=1, unknowns=180_000),
     },
 )
 def eigenpairs_by_lobpcg(
