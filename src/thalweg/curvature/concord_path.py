@@ -43,7 +43,7 @@ class ConcordPath:
     def epbic(self, gamma: float = 0.5) -> Array:
         """Return the extended pseudo-Bayesian criterion of each, of shape (k,); lower is better.
 
-        It is 2n times the loss, plus |E| (log n + 4 gamma log p) for |E| edges.
+        It is 2n times the loss, plus ``e (log n + 4 gamma log p)`` for e edges.
         """
         check_number("gamma", gamma, at_least=0)
         n, p = self.n_samples, self.results[0].omega.shape[1]

@@ -122,7 +122,7 @@ def minimize_lazy_ssn(
     power : float in [0, 1], default 1
         p. 0 is the Levenberg-Marquardt rule.
     alpha, beta : float, default 1/2, 1/4
-        Of the tests ⟨F'(x⁺), x - x⁺⟩ ≥ (α/λ)‖F'(x⁺)‖*² and F(x) - F(x⁺) ≥ βλ‖x⁺ - x‖².
+        Of the tests ``⟨F'(x⁺), x - x⁺⟩ ≥ (α/λ)‖F'(x⁺)‖*²`` and ``F(x) - F(x⁺) ≥ βλ‖x⁺ - x‖²``.
     reset_lambda : bool, default False
         For m > 1: forget at a new Hessian what Λ has grown by since the last, as its being stale
         may have been the reason.
@@ -130,7 +130,7 @@ def minimize_lazy_ssn(
         B of the norm ‖x‖² = xᵀBx, symmetric positive definite: for functions on a mesh the mass
         matrix, which makes the number of steps depend on the problem, not the mesh. Default 1.
     gtol : float ≥ 0, default 1e-8
-        Stop where ‖F'(x)‖* is at most this.
+        Stop where ``‖F'(x)‖*`` is at most this.
     maxiter : int, default 500
     linear_solver : {"auto", "cholesky", "spectral", "cg"}
         A Cholesky factorization (sparse if H is) for each trial; one eigendecomposition for each
