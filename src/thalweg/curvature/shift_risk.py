@@ -30,8 +30,8 @@ RANK_CUT = 1e-10
 class ShiftRiskReport:
     """What `shift_risk_report` measured.
 
-    The risk of a direction δ is ``R(δ) = E|e - ē - (O - Ō)δ|²`` over ``|ψ|²``. Over batches its mean is
-    exactly gap + bias + variance: the gap is what no δ can explain, the bias is what the shift
+    The risk of a direction δ is ``R(δ) = E|e - ē - (O - Ō)δ|²`` over ``|ψ|²``. Over batches its mean
+    is exactly gap + bias + variance: the gap is what no δ can explain, the bias is what the shift
     takes away from useful directions, and the variance is what the batch adds.
 
     Attributes
@@ -121,8 +121,9 @@ def shift_risk_report(
     e_loc : Tensor or array of shape (N,)
         Local energies.
     p : Tensor or array of shape (N,), optional
-        Probabilities ``|ψ|²`` of the configurations, with sum 1. Batches are then drawn from them, and
-        risks are exact. Without it a batch is a part of the pool, and its risk is that on the rest.
+        Probabilities ``|ψ|²`` of the configurations, with sum 1. Batches are then drawn from them,
+        and risks are exact. Without it a batch is a part of the pool, and its risk is that on the
+        rest.
     grid : Tensor or array of shape (n_grid,), optional
         Shifts to compare; by default 25 from 1e-8 (1e-6 for a float32 O) to 10 times the largest
         eigenvalue of the first batch's kernel.
