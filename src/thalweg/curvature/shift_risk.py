@@ -30,9 +30,9 @@ RANK_CUT = 1e-10
 class ShiftRiskReport:
     """What `shift_risk_report` measured.
 
-    The risk of a direction δ is ``R(δ) = E|e - ē - (O - Ō)δ|²`` over ``|ψ|²``. Over batches its mean
-    is exactly gap + bias + variance: the gap is what no δ can explain, the bias is what the shift
-    takes away from useful directions, and the variance is what the batch adds.
+    The risk of a direction δ is ``R(δ) = E|e - ē - (O - Ō)δ|²`` over ``|ψ|²``. Over batches its
+    mean is exactly gap + bias + variance: the gap is what no δ can explain, the bias is what the
+    shift takes away from useful directions, and the variance is what the batch adds.
 
     Attributes
     ----------
