@@ -10,6 +10,7 @@ __getattr__, __dir__, _submodules = lazy_loader.attach(
     __name__,
     submodules=[
         "bandits",
+        "bilevel",
         "catalog",
         "combinatorial",
         "convex",

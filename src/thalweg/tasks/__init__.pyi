@@ -2,6 +2,10 @@ from .aligned_regression import InterpolatedRegression as InterpolatedRegression
 from .aligned_regression import interpolated_regression as interpolated_regression
 from .arithmetic_text import WordProblem as WordProblem
 from .arithmetic_text import word_problems as word_problems
+from .bilevel_problems import DictionaryUpdate as DictionaryUpdate
+from .bilevel_problems import SelectionProblem as SelectionProblem
+from .bilevel_problems import diabetes_selection as diabetes_selection
+from .bilevel_problems import synthetic_dictionaries as synthetic_dictionaries
 from .byte_text import ByteText as ByteText
 from .byte_text import load_text as load_text
 from .byte_text import sample_windows as sample_windows

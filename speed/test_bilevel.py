@@ -136,7 +136,7 @@ def test_finite_sum_steps_cost_their_gradients(capsys, seconds_in_turn):
     ratio = best["steps"] / best["gradients"]
     with capsys.disabled():
         print(f"\nIR-FSCG, of its gradients: {ratio:.2f}")
-    assert ratio <= 2.0
+    assert ratio <= 2.5
 
 
 def test_sparse_steps_search_only_where_something_has_changed(capsys, seconds_in_turn):

@@ -1,0 +1,16 @@
+from .bilevel_regression import BilevelLinearRegression as BilevelLinearRegression
+from .finite_sums import Expectation as Expectation
+from .finite_sums import LeastSquares as LeastSquares
+from .finite_sums import Logistic as Logistic
+from .finite_sums import StochasticObjective as StochasticObjective
+from .linear_oracles import Atom as Atom
+from .linear_oracles import L1Ball as L1Ball
+from .linear_oracles import L2Ball as L2Ball
+from .linear_oracles import LinearOracle as LinearOracle
+from .linear_oracles import LinfBall as LinfBall
+from .linear_oracles import NuclearBall as NuclearBall
+from .linear_oracles import Polytope as Polytope
+from .linear_oracles import ProductSet as ProductSet
+from .linear_oracles import Simplex as Simplex
+from .regularized_conditional_gradient import ir_cg as ir_cg
+from .torch_losses import TorchLoss as TorchLoss
