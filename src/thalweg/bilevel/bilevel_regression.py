@@ -58,7 +58,8 @@ class BilevelLinearRegression(RegressorMixin, BaseEstimator):  # type: ignore[mi
     inner_loss_, outer_loss_ : float
         The values of the two objectives.
     gap_ : float
-        The Frank-Wolfe gap of the inner objective: inner_loss_ is within it of the least possible.
+        The Frank-Wolfe gap of the inner objective, within which ``inner_loss_`` is of the least
+        possible one.
     n_iter_ : int
     n_features_in_, feature_names_in_
         As in scikit-learn.
