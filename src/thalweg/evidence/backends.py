@@ -102,6 +102,7 @@ class ProcessBackend:
             timeout=None,
             reuse=False,
             initializer=_prepare_worker,
+            initargs=(os.getpid(),),
             env=thread_environment(self._threads),
         )
 
@@ -239,10 +240,13 @@ def _died(reason: BaseException | None) -> Outcome:
     return Outcome(math.nan, error=f"its worker died {TRIES} times: {first_line}")
 
 
-def _prepare_worker() -> None:
-    """Leave Ctrl-C to the main process, which stops its workers itself; end when it has died."""
+def _prepare_worker(parent: int) -> None:
+    """Leave Ctrl-C to the main process, which stops its workers itself; end when it has died.
+
+    The worker is told who that is: it may have died while the worker was starting.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
 
 
 def _end_with_parent(parent: int) -> None:
