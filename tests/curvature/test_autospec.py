@@ -759,7 +759,7 @@ def test_bad_arguments():
     with pytest.raises(TypeError, match="B must be of A's kind"):
         model.apply_to(A, torch.ones(30), probe)
     with pytest.raises(TypeError, match="use apply_to"):
-        model.operator(torch.tensor(A))
+        model.operator(torch.tensor(A), probe)
     with pytest.raises(ValueError, match="probe must have 5 steps, got 16"):
         AutoSpec("filter", probe_steps=5).coefficients(probe)
     with pytest.raises(ValueError, match=r"rows must have shape \(degree \+ 1, 4\)"):

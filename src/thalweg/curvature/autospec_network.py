@@ -92,7 +92,7 @@ class AutoSpec(nn.Module):
     Notes
     -----
     Applying P costs ``degree`` products and about as many passes over four vectors; the network
-    less than a millisecond. Its own numbers are float64: the fit is ill-conditioned in less.
+    costs nothing beside them. Its own numbers are float64: the fit is ill-conditioned in less.
     Before use, P is checked on a fine grid of the interval: a preconditioner that is not positive,
     or an error ten times as large as Chebyshev's, makes `coefficients` fall back to Chebyshev's
     polynomial, which `autospec_report` says.
@@ -349,8 +349,6 @@ class AutoSpec(nn.Module):
         TypeError, ValueError
             As `probe`; also if A is a tensor, for which there is `apply_to`.
         """
-        if isinstance(A, Tensor):
-            raise TypeError("A must be an array or operator of SciPy, got a tensor: use apply_to")
         return self._recurrence(A, probe, options).operator(A)
 
     def apply_to(self, A: Any, B: Any, probe: SpectralProbe | None = None, **options: Any) -> Any:

@@ -193,11 +193,12 @@ def _lanczos(matmul: Any, project: Any, start: Any, steps: int) -> tuple[Values,
     diagonal, off = [], []
     for j in range(steps):
         vector = project(matmul(basis[j]))
-        overlaps = [float(_dot(u, vector).real) for u in basis]
+        # Twice, for what rounding leaves.
+        vector, overlaps = _orthogonalized(vector, basis)
+        vector, _ = _orthogonalized(vector, basis)
         # Of a symmetric operator, only the last two overlaps are not zero.
         _check_symmetric(overlaps)
         diagonal.append(overlaps[j])
-        vector = _orthogonalized(_orthogonalized(vector, basis), basis)
         off.append(_norm(vector))
         if off[j] <= 1e-12 * max(map(abs, overlaps)):
             break
@@ -213,10 +214,14 @@ def _norm(x: Any) -> float:
     return math.sqrt(abs(_dot(x, x)))
 
 
-def _orthogonalized(vector: Any, basis: list[Any]) -> Any:
+def _orthogonalized(vector: Any, basis: list[Any]) -> tuple[Any, list[float]]:
+    """Return what is orthogonal to the basis, and the real parts of the overlaps with it."""
+    overlaps = []
     for u in basis:
-        vector = vector - _dot(u, vector) * u
-    return vector
+        overlap = _dot(u, vector)
+        vector = vector - overlap * u
+        overlaps.append(float(overlap.real))
+    return vector, overlaps
 
 
 def _check_symmetric(overlaps: list[float]) -> None:

@@ -38,7 +38,13 @@ from thalweg.evidence import (
     claim,
     trend,
 )
-from thalweg.tasks import contact_membrane, digits_svm, lipschitz_network, penalized_factorization
+from thalweg.tasks import (
+    ContactMembrane,
+    contact_membrane,
+    digits_svm,
+    lipschitz_network,
+    penalized_factorization,
+)
 
 Array = NDArray[np.float64]
 
@@ -440,6 +446,21 @@ def mesh_independence(contender: Contender, rng: np.random.Generator, *, cells: 
     return Measurement(value, extras={"Hessians": result.nhev, "factorizations": result.n_factor})
 
 
+def _time_membrane(
+    contender: Contender,
+    membrane: ContactMembrane,
+    target: float,
+    tuned: dict[str, Any],
+    **limits: Any,
+) -> Measurement:
+    """Return the CPU time to a gradient of ``target`` times that of the start."""
+    assert contender.make is not None
+    start = float(np.linalg.norm(membrane(membrane.x0)[1]))
+    run = NewtonRun(membrane, target=target * start, **limits)
+    unit = run.seconds_of_a_gradient()
+    return _by_cpu(run.finish(contender.make, **tuned), unit)
+
+
 @claim(
     method="lazy-ssn",
     statement="For a contact problem with bounds on a fine mesh, the method takes at most half the "
@@ -472,14 +493,10 @@ def contact_seconds(
     The tangent matrices are sparse and assembled by scikit-fem. The steps of the peers grow with
     the mesh, as the condition number does.
     """
-    assert contender.make is not None
     for_instance, _ = rng.spawn(2)
     membrane = contact_membrane(for_instance, cells, gamma=0.0)
     bounds = (membrane.lower, np.full(membrane.d, np.inf))
-    start = float(np.linalg.norm(membrane(membrane.x0)[1]))
-    run = NewtonRun(membrane, target=target * start, bounds=bounds, gradients=8000)
-    unit = run.seconds_of_a_gradient()
-    return _by_cpu(run.finish(contender.make, **tuned), unit)
+    return _time_membrane(contender, membrane, target, tuned, bounds=bounds, gradients=8000)
 
 
 @claim(
@@ -517,13 +534,9 @@ def penalized_contact_seconds(
     factorized: there is little for laziness to save, and a small m, which "auto" finds, is best.
     The Krylov methods get products without a matrix.
     """
-    assert contender.make is not None
     for_instance, _ = rng.spawn(2)
     membrane = contact_membrane(for_instance, cells)
-    start = float(np.linalg.norm(membrane(membrane.x0)[1]))
-    run = NewtonRun(membrane, target=target * start, gradients=1000)
-    unit = run.seconds_of_a_gradient()
-    return _by_cpu(run.finish(contender.make, **tuned), unit)
+    return _time_membrane(contender, membrane, target, tuned, gradients=1000)
 
 
 @claim(
