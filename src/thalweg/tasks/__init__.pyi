@@ -64,6 +64,8 @@ from .network_data import GeneExpression as GeneExpression
 from .network_data import SparseGaussian as SparseGaussian
 from .network_data import gene_expression as gene_expression
 from .network_data import sparse_gaussian as sparse_gaussian
+from .noisy_patches import NoisyImages as NoisyImages
+from .noisy_patches import noisy_images as noisy_images
 from .noisy_quadratics import NoisyChains as NoisyChains
 from .noisy_quadratics import NoisyQuadratic as NoisyQuadratic
 from .noisy_quadratics import best_expected_loss as best_expected_loss
@@ -76,8 +78,13 @@ from .private_models import next_byte_loss as next_byte_loss
 from .private_models import width_gpt as width_gpt
 from .private_models import width_mlp as width_mlp
 from .private_models import width_vit as width_vit
-from .quantum_states import RBM as RBM
 from .quantum_states import FoundationRBM as FoundationRBM
+from .quantum_states import RBM as RBM
+from .reweighting_problems import ReweightingProblem as ReweightingProblem
+from .reweighting_problems import corrupted_labels as corrupted_labels
+from .reweighting_problems import mixed_policies as mixed_policies
+from .reweighting_problems import rare_class as rare_class
+from .reweighting_problems import robust_regression as robust_regression
 from .semismooth_problems import SquaredHingeSVM as SquaredHingeSVM
 from .semismooth_problems import TorchProblem as TorchProblem
 from .semismooth_problems import digits_svm as digits_svm
