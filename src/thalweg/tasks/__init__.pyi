@@ -91,6 +91,11 @@ from .semismooth_problems import digits_svm as digits_svm
 from .semismooth_problems import lipschitz_network as lipschitz_network
 from .semismooth_problems import penalized_factorization as penalized_factorization
 from .semismooth_problems import singular_values as singular_values
+from .set_valued_followers import GroupInterpolation as GroupInterpolation
+from .set_valued_followers import LowRankFit as LowRankFit
+from .set_valued_followers import MovingInterval as MovingInterval
+from .set_valued_followers import group_interpolation as group_interpolation
+from .set_valued_followers import low_rank_fit as low_rank_fit
 from .small_gpt import ByteGPT as ByteGPT
 from .small_gpt import byte_gpt as byte_gpt
 from .small_gpt import transformer_shapes as transformer_shapes
