@@ -64,6 +64,13 @@ class BilevelObjectives:
         with torch.enable_grad():
             return _gradients(self.lower(x.detach(), y, batch), (y,))[0]
 
+    def lower_both(self, x: torch.Tensor, y: torch.Tensor) -> tuple[float, torch.Tensor]:
+        """Return g and ∇ᵧg, of all data, from one evaluation."""
+        y = _leaf(y)
+        with torch.enable_grad():
+            value = self.lower(x.detach(), y)
+            return float(value.detach()), _gradients(value, (y,))[0]
+
     def hessian(self, x: torch.Tensor, y: torch.Tensor, batch: Any = ALL) -> Block:
         """Return a function of products with ∇²ᵧᵧg, of blocks of shape (m, d).
 

@@ -57,17 +57,20 @@ class InverseProduct:
     diverged : int
         Pairs of chains that were cut off.
     residual : float, optional
-        ``‖Hv - b‖ / ‖b‖`` of an iterative solver, for its H.
+        ``‖Hv - b‖ / ‖b‖`` of an exact or iterative solver, for its H.
+    rank : int, optional
+        The rank of H, where the solver sees it.
     """
 
     v: torch.Tensor
     odd_part: torch.Tensor | None = None
     diverged: int = 0
     residual: float | None = None
+    rank: int | None = None
 
 
 class InverseHessian(Protocol):
-    """An estimator of H⁻¹b: `AntitheticNeumann`, `Neumann`, `ReferenceNeumann`, `CG`, or one's own.
+    """An estimator of H⁻¹b: `AntitheticNeumann`, `Neumann`, `CG`, `PInv` and so on, or one's own.
 
     Attributes
     ----------

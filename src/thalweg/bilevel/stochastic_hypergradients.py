@@ -41,7 +41,10 @@ class Hypergradient:
     diverged : int
         Pairs of chains that were cut off.
     residual : float, optional
-        The relative residual of an iterative solver.
+        ``‖Hv - ∇ᵧf‖ / ‖∇ᵧf‖`` of a solver. With `PInv` it is the share of ∇ᵧf outside of the
+        range of H, which is 0 at an optimistic selection.
+    rank : int, optional
+        The rank of H, where the solver sees it.
     """
 
     grad: Any
@@ -49,6 +52,7 @@ class Hypergradient:
     odd_part: Any = None
     diverged: int = 0
     residual: float | None = None
+    rank: int | None = None
 
 
 def hypergradient(
@@ -203,6 +207,7 @@ class StochasticHypergradient:
             odd_part=None if odd is None else o.y.tree(odd),
             diverged=solution.diverged,
             residual=solution.residual,
+            rank=solution.rank,
         )
 
     def refresh(self, x: torch.Tensor, y: torch.Tensor, inner_batches: Sequence[Any]) -> None:

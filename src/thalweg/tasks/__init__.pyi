@@ -115,6 +115,14 @@ from .smooth_nonconvex import maxcut_lagrangian as maxcut_lagrangian
 from .smooth_nonconvex import octopus as octopus
 from .smooth_nonconvex import phase_retrieval as phase_retrieval
 from .smooth_nonconvex import symmetric_factorization as symmetric_factorization
+from .solution_manifolds import AffineManifold as AffineManifold
+from .solution_manifolds import CurvedManifold as CurvedManifold
+from .solution_manifolds import RandomFeatures as RandomFeatures
+from .solution_manifolds import RuggedSphere as RuggedSphere
+from .solution_manifolds import affine_manifold as affine_manifold
+from .solution_manifolds import curved_manifold as curved_manifold
+from .solution_manifolds import random_features as random_features
+from .solution_manifolds import rugged_sphere as rugged_sphere
 from .spd_operators import Eigendecomposition as Eigendecomposition
 from .spd_operators import SPDOperator as SPDOperator
 from .spd_operators import decomposed_operator as decomposed_operator
@@ -133,3 +141,4 @@ from .thin_sets import ThinEllipsoid as ThinEllipsoid
 from .thin_sets import drifting_losses as drifting_losses
 from .thin_sets import thin_ellipsoid as thin_ellipsoid
 from .thin_sets import thin_polytope as thin_polytope
+from .token_sources import source_rows as source_rows
