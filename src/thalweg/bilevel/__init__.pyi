@@ -7,6 +7,8 @@ from .clarke_stationarity import ClarkeReport as ClarkeReport
 from .clarke_stationarity import clarke_report as clarke_report
 from .convex_followers import ConvexFollower as ConvexFollower
 from .convex_followers import TranslatedBoxFollower as TranslatedBoxFollower
+from .dynamic_barrier import BilevelStationarity as BilevelStationarity
+from .dynamic_barrier import bilevel_stationarity as bilevel_stationarity
 from .finite_sums import Expectation as Expectation
 from .finite_sums import LeastSquares as LeastSquares
 from .finite_sums import Logistic as Logistic
@@ -36,11 +38,14 @@ from .neumann_series import antithetic_neumann as antithetic_neumann
 from .optimistic_selection import GD as GD
 from .optimistic_selection import Langevin as Langevin
 from .optimistic_selection import Select as Select
+from .perturbed_gradient import sdbpg as sdbpg
 from .pseudoinverses import NotMinimizerError as NotMinimizerError
 from .pseudoinverses import PInv as PInv
 from .regularity_reports import RegularityReport as RegularityReport
 from .regularity_reports import regularity_report as regularity_report
 from .regularized_conditional_gradient import ir_cg as ir_cg
+from .sdbpg_optimizer import SDBPG as SDBPG
+from .sdbpg_optimizer import SDBPGStats as SDBPGStats
 from .section_minimization import Section as Section
 from .select_then_differentiate import hg_ms as hg_ms
 from .select_then_differentiate import pseudoinverse_hypergradient as pseudoinverse_hypergradient

@@ -1,4 +1,4 @@
-"""Estimates of a gradient along slowly moving points: exact, STORM and SPIDER."""
+"""Estimates of a gradient along slowly moving points: exact, of a batch, STORM and SPIDER."""
 
 from __future__ import annotations
 
@@ -71,17 +71,44 @@ class ExactGradient:
         return full_gradient(self.objective, x)
 
 
+class MiniBatch:
+    """The mean gradient of a fresh batch at every step."""
+
+    def __init__(
+        self, objective: StochasticObjective, rng: np.random.Generator, batch: int
+    ) -> None:
+        self.objective = objective
+        self.samples = SampleStream(objective, rng, batch)
+        self.evaluations = 0
+
+    def is_exact(self, t: int) -> bool:
+        """Return False."""
+        return False
+
+    def update(self, t: int, x: Array, previous: Array, alpha: float) -> Array:
+        """Return ∇f(x, ξ_t)."""
+        self.evaluations += self.samples.batch
+        return sample_gradient(self.objective, x, self.samples.one())
+
+
 class Storm:
     r"""The recursive momentum estimate from one batch per step.
 
     .. math:: g_t = (1 - \alpha_t) (g_{t-1} - \nabla f(x_{t-1}, \xi_t)) + \nabla f(x_t, \xi_t)
+
+    g_0 is the gradient of a batch of its own size, ``first``, by default that of the others.
     """
 
     def __init__(
-        self, objective: StochasticObjective, rng: np.random.Generator, batch: int = 1
+        self,
+        objective: StochasticObjective,
+        rng: np.random.Generator,
+        batch: int = 1,
+        first: int | None = None,
     ) -> None:
         self.objective = objective
         self.samples = SampleStream(objective, rng, batch)
+        self.first = first
         self.evaluations = 0
         self.estimate: Array = np.empty(0)
 
@@ -91,10 +118,13 @@ class Storm:
 
     def update(self, t: int, x: Array, previous: Array, alpha: float) -> Array:
         """Return g_t."""
-        idx = self.samples.one()
+        if t == 0 and self.first is not None:
+            idx = self.objective.draw(self.samples.rng, self.first)
+        else:
+            idx = self.samples.one()
         if t == 0:
             self.estimate = sample_gradient(self.objective, x, idx)
-            self.evaluations += self.samples.batch
+            self.evaluations += self.first or self.samples.batch
             return self.estimate
         now, before = sample_gradients(self.objective, x, previous, idx)
         self.estimate = (1 - alpha) * (self.estimate - before) + now

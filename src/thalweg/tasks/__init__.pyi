@@ -2,6 +2,10 @@ from .aligned_regression import InterpolatedRegression as InterpolatedRegression
 from .aligned_regression import interpolated_regression as interpolated_regression
 from .arithmetic_text import WordProblem as WordProblem
 from .arithmetic_text import word_problems as word_problems
+from .barrier_problems import BarrierProblem as BarrierProblem
+from .barrier_problems import NoisyFunction as NoisyFunction
+from .barrier_problems import TanhRegression as TanhRegression
+from .barrier_problems import tanh_selection as tanh_selection
 from .bilevel_problems import DictionaryUpdate as DictionaryUpdate
 from .bilevel_problems import SelectionProblem as SelectionProblem
 from .bilevel_problems import diabetes_selection as diabetes_selection
