@@ -148,8 +148,8 @@ plt.show()
 # -------------------------------
 # A classifier of tumors that is to serve small and large ones equally well: the groups are the
 # halves by mean radius. The upper loss is a soft maximum of the groups' losses on held-out rows,
-# the upper variables are weights of the training rows. With so few rows of each group, what is fair on
-# held-out rows need not be so on others: print both.
+# the upper variables are weights of the training rows. With so few rows of each group, what is fair
+# on held-out rows need not be so on others: print both.
 X, label = load_breast_cancer(return_X_y=True)
 group = torch.tensor((X[:, 0] > np.median(X[:, 0])).astype(int))
 A = torch.tensor(np.column_stack([(X - X.mean(0)) / X.std(0), np.ones(len(X))]))

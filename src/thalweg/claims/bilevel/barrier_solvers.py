@@ -102,7 +102,7 @@ def _cost(trial: BarrierTrial, vr: str, variant: str | None) -> float:
     if vr == "storm" or n is None:
         return 2 * trial.upper + 4 * trial.half
     root = math.isqrt(n)
-    return 2 * trial.upper + (n + 2 * root * (root - 1)) / root
+    return float(2 * trial.upper + (n + 2 * root * (root - 1)) / root)
 
 
 def _descend(
@@ -164,7 +164,7 @@ def min_norm(trial: BarrierTrial, *, lr: float) -> list[Array]:
     def direction(k: int, f: Array, g: Array, other: Array) -> Array:
         g = (g + other) / 2
         gap = f - g
-        share = np.clip(-(gap @ g) / max(gap @ gap, 1e-300), 0, 1)
+        share = np.clip(-(gap @ g) / max(float(gap @ gap), 1e-300), 0, 1)
         mixture: Array = share * f + (1 - share) * g
         return mixture
 
@@ -177,7 +177,12 @@ def projected_conflicts(trial: BarrierTrial, *, lr: float) -> list[Array]:
     def direction(k: int, f: Array, g: Array, other: Array) -> Array:
         g = (g + other) / 2
         product = min(float(f @ g), 0.0)
-        return f - product / max(g @ g, 1e-300) * g + g - product / max(f @ f, 1e-300) * f
+        return (
+            f
+            - product / max(float(g @ g), 1e-300) * g
+            + g
+            - product / max(float(f @ f), 1e-300) * f
+        )
 
     return _descend(trial, direction, lr)
 

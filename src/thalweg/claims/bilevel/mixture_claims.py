@@ -132,7 +132,7 @@ def _contender(name: str, make: Callable[..., None], control: bool = False, **tu
     contenders=[
         _contender("HG-MS", reweighted, lr_w=RATES),
         _contender("uniform", uniform),
-        _contender("excess loss", excess_loss, lr_w=RATES),
+        _contender("excess loss", excess_loss, lr_w=[0.003, 0.01, 0.03, 0.1, 0.3, 1.0]),
         _contender(
             "implicit differentiation",
             lambda run, lr_w: reweighted(run, lr_w, select_steps=0),

@@ -59,7 +59,7 @@ def penalty_step(model: torch.nn.Module, optimizer: Any, rho: float, lr: float) 
 
     def step(upper: Loss, lower: Loss) -> None:
         inner.zero_grad()
-        (upper() + rho * (lower() + lower()) / 2).backward()
+        (upper() + rho * (lower() + lower()) / 2).backward()  # type: ignore[no-untyped-call]
         inner.step()
 
     return step
@@ -90,7 +90,8 @@ def _trained(seed: int) -> torch.nn.Module:
     for _ in range(300):
         images, labels = sample_batch(data.train_images, data.train_labels, BATCH, generator)
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        loss = torch.nn.functional.cross_entropy(model(images), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     optimizer.zero_grad()
     return model
