@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
-import numpy as np
 import pytest
 import torch
 
@@ -46,26 +43,14 @@ def test_hypergradient(benchmark, name):
     benchmark(engine(CONTENDERS[name]))
 
 
-def best_of(calls, repeats=15):
-    """Return the least time of each call, taken in turn."""
-    times = np.full((repeats, len(calls)), np.inf)
-    for call in calls:
-        call()
-    for repeat in range(repeats):
-        for i, call in enumerate(calls):
-            begin = time.perf_counter()
-            call()
-            times[repeat, i] = time.perf_counter() - begin
-    return times.min(axis=0)
-
-
-def test_two_chains_cost_little_more_than_one():
+def test_two_chains_cost_little_more_than_one(seconds_in_turn):
     """Three products a factor, two of them of a block, at no more than 2.2 of one's time."""
-    antithetic, plain = best_of([engine(CONTENDERS["antithetic"]), engine(CONTENDERS["plain"])])
-    assert antithetic <= 2.2 * plain
+    calls = {name: engine(CONTENDERS[name]) for name in ("antithetic", "plain")}
+    best = seconds_in_turn(calls, rounds=20)
+    assert best["antithetic"] <= 2.2 * best["plain"]
 
 
-def test_products_of_many_rows_cost_two_matrix_products():
+def test_products_of_many_rows_cost_two_matrix_products(seconds_in_turn):
     """100,000 rows of 100 features: by derivatives at most 2.5 times AᵀDAv written out."""
     A = torch.randn(100_000, 100)
     labels = (torch.rand(100_000) > 0.5).float()
@@ -80,5 +65,7 @@ def test_products_of_many_rows_cost_two_matrix_products():
     v = torch.randn(1, 100)
     D = torch.full((100_000,), 0.25 / 100_000)
     torch.testing.assert_close(products(v)[0], A.T @ (D * (A @ v[0])), rtol=1e-3, atol=1e-4)
-    ours, direct = best_of([lambda: products(v), lambda: A.T @ (D * (A @ v[0]))])
-    assert ours <= 2.5 * direct
+    best = seconds_in_turn(
+        {"ours": lambda: products(v), "direct": lambda: A.T @ (D * (A @ v[0]))}, rounds=15
+    )
+    assert best["ours"] <= 2.5 * best["direct"]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
-import numpy as np
 import pytest
 import torch
 
@@ -50,23 +47,13 @@ def test_hypergradient(benchmark, d, method):
     benchmark(hypergradient(d, 50, PInv(method=method, maxiter=10)))
 
 
-def best_of(calls, repeats=9):
-    """Return the least time of each call, taken in turn."""
-    times = np.full((repeats, len(calls)), np.inf)
-    for call in calls:
-        call()
-    for repeat in range(repeats):
-        for i, call in enumerate(calls):
-            begin = time.perf_counter()
-            call()
-            times[repeat, i] = time.perf_counter() - begin
-    return times.min(axis=0)
-
-
-def test_ten_steps_of_lsmr_cost_some_gradients():
+def test_ten_steps_of_lsmr_cost_some_gradients(seconds_in_turn):
     """A million variables: ten steps of LSMR, of two products each, at most 60 gradients."""
-    ours, one = best_of(
-        [hypergradient(1_000_000, 20, PInv(method="lsmr", maxiter=10)), gradient(1_000_000, 20)],
-        repeats=3,
+    best = seconds_in_turn(
+        {
+            "ours": hypergradient(1_000_000, 20, PInv(method="lsmr", maxiter=10)),
+            "gradient": gradient(1_000_000, 20),
+        },
+        rounds=4,
     )
-    assert ours <= 60 * one
+    assert best["ours"] <= 60 * best["gradient"]
