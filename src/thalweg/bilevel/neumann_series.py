@@ -93,8 +93,10 @@ def antithetic_neumann(
     sampler : callable
         ``sampler(generator)``: a sample for ``hvp``, which is used twice.
     mode : {"independent", "shared"}
-        A fresh sample for every factor, or one for a whole series, as many codes do; a shared
-        sample leaves a bias of every even order, and with plain chains of every order.
+        A fresh sample for every factor, or one for a whole series, as many codes do. A shared
+        sample leaves a bias of every even order, and with plain chains of every order; the
+        antithetic one is smaller where rare samples have *low* curvature. Rows of real data are
+        mostly the other way round: outliers have high curvature, and a shared mirror explodes.
     pairs : int ≥ 1
         Independent pairs of chains that are averaged.
     stabilize : bool
