@@ -364,7 +364,7 @@ LRS = [0.03, 0.1, 0.3, 1.0, 3.0, 10.0]
     expect=at_most(0.8, of="implicit differentiation"),
     scales={
         "smoke": Scale(seeds=2, tuning_seeds=1, steps=1),
-        "quick": Scale(seeds=8, tuning_seeds=1, steps=15),
+        "quick": Scale(seeds=8, tuning_seeds=3, steps=15),
         "full": Scale(seeds=10, tuning_seeds=2, steps=60),
     },
 )
