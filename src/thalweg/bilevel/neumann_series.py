@@ -271,20 +271,23 @@ def average_pairs(
 
 
 def check_curvature(eta: float, least: float, most: float) -> None:
-    """Refuse a series that diverges, by Rayleigh quotients of the reference that were seen."""
+    """Refuse a series that diverges, by Rayleigh quotients of the reference that were seen.
+
+    Warnings hold no figures of a step, so that a run shows each of them once.
+    """
     if eta * most >= 2:
         raise ValueError(
             f"series diverges: eta*lambda_max={eta * most:.3g} is not below 2; lower eta={eta:g}"
         )
     if eta * most >= 1:
         warnings.warn(
-            f"eta*lambda_max={eta * most:.3g} is above 1: the terms of the series alternate",
+            f"eta*lambda_max is above 1 for eta={eta:g}: the terms of the series alternate",
             stacklevel=4,
         )
     if least < 0:
         warnings.warn(
-            f"the reference Hessian is indefinite (curvature {least:.3g} was seen): the series has "
-            "no limit; add a ridge to g, or lower K",
+            "the reference Hessian is indefinite, negative curvature was seen: the series has no "
+            "limit; add a ridge to g, or lower K",
             stacklevel=4,
         )
 
