@@ -420,7 +420,7 @@ class TestRuns:
             (lambda: PInv(cutoff=1.0), "cutoff must be"),
             (lambda: PInv(damping=-1.0), "damping must be"),
         ],
-        ids=str,
+        ids=[f"setting{i}" for i in range(15)],
     )
     def test_bad_settings(self, make, message):
         with pytest.raises(ValueError, match=message):
