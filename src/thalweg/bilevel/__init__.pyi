@@ -1,5 +1,6 @@
 from .affine_followers import LeastSquaresFollower as LeastSquaresFollower
 from .affine_followers import LinearSystemFollower as LinearSystemFollower
+from .agent_networks import mixing_matrix as mixing_matrix
 from .array_objectives import ArrayLower as ArrayLower
 from .array_objectives import ArrayUpper as ArrayUpper
 from .bilevel_regression import BilevelLinearRegression as BilevelLinearRegression
@@ -13,6 +14,8 @@ from .finite_sums import Expectation as Expectation
 from .finite_sums import LeastSquares as LeastSquares
 from .finite_sums import Logistic as Logistic
 from .finite_sums import StochasticObjective as StochasticObjective
+from .heavy_tails import TailReport as TailReport
+from .heavy_tails import heavy_tail_report as heavy_tail_report
 from .hessian_references import HessianReference as HessianReference
 from .inexact_zeroth_order import izom as izom
 from .inverse_hessians import AntitheticNeumann as AntitheticNeumann
@@ -35,6 +38,8 @@ from .neumann_errors import ErrorReport as ErrorReport
 from .neumann_errors import neumann_error_report as neumann_error_report
 from .neumann_series import NeumannResult as NeumannResult
 from .neumann_series import antithetic_neumann as antithetic_neumann
+from .normalized_decentralized import decentralized_bilevel as decentralized_bilevel
+from .nvr_dsbo_optimizer import NVRDSBO as NVRDSBO
 from .optimistic_selection import GD as GD
 from .optimistic_selection import Langevin as Langevin
 from .optimistic_selection import Select as Select

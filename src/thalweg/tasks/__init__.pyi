@@ -1,3 +1,5 @@
+from .agent_bilevel import AgentQuadratics as AgentQuadratics
+from .agent_bilevel import agent_quadratics as agent_quadratics
 from .aligned_regression import InterpolatedRegression as InterpolatedRegression
 from .aligned_regression import interpolated_regression as interpolated_regression
 from .arithmetic_text import WordProblem as WordProblem
