@@ -97,6 +97,10 @@ class ArrayObjectives:
         f_x, f_y = self.f.grad(*self._arrays(x, y))
         return _vector("f.grad", f_x, x), _vector("f.grad", f_y, y)
 
+    def upper_both(self, x: torch.Tensor, y: torch.Tensor) -> tuple[float, torch.Tensor]:
+        """Return f and ∇ᵧf."""
+        return float(self.upper(x, y)), self.upper_gradients(x, y)[1]
+
     def lower_gradient(self, x: torch.Tensor, y: torch.Tensor, batch: Any = ALL) -> torch.Tensor:
         """Return ∇ᵧg."""
         return _vector("g.grad", self.g.grad(*self._arrays(x, y)), y)

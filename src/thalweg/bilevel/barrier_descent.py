@@ -12,12 +12,9 @@ from numpy.typing import NDArray
 from thalweg.bilevel.dual_perturbations import Perturbation
 from thalweg.bilevel.dynamic_barrier import barrier_multiplier
 from thalweg.bilevel.gradient_estimators import Estimator
+from thalweg.common.minimizers import NotFiniteError
 
 Array = NDArray[np.float64]
-
-
-class NotFiniteError(ArithmeticError):
-    """A gradient is not finite; the message names its level."""
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import OptimizeResult
 
-from thalweg.bilevel.barrier_descent import BarrierDescent, NotFiniteError
+from thalweg.bilevel.barrier_descent import BarrierDescent
 from thalweg.bilevel.dynamic_barrier import BilevelStationarity, bilevel_stationarity
 from thalweg.bilevel.finite_sums import StochasticObjective
 from thalweg.common.checks import check_integer
-from thalweg.common.minimizers import Report, optimize_result
+from thalweg.common.minimizers import NotFiniteError, Report, optimize_result
 from thalweg.common.progress import progress
 
 Array = NDArray[np.float64]

@@ -58,6 +58,13 @@ class BilevelObjectives:
         with torch.enable_grad():
             return _gradients(self.upper(x, y, batch), (x, y))  # type: ignore[return-value]
 
+    def upper_both(self, x: torch.Tensor, y: torch.Tensor) -> tuple[float, torch.Tensor]:
+        """Return f and ∇ᵧf, of all data, from one evaluation."""
+        y = _leaf(y)
+        with torch.enable_grad():
+            value = self.upper(x.detach(), y)
+            return float(value.detach()), _gradients(value, (y,))[0]
+
     def lower_gradient(self, x: torch.Tensor, y: torch.Tensor, batch: Any = ALL) -> torch.Tensor:
         """Return ∇ᵧg."""
         y = _leaf(y)

@@ -13,13 +13,10 @@ from thalweg.bilevel.linear_oracles import Atom, as_point
 from thalweg.bilevel.single_atom_kernel import has_single_atoms, matrix_parts, one_sample_steps
 from thalweg.bilevel.vanishing_regularization import Schedule
 from thalweg.bilevel.weighted_average import WeightedAverage
+from thalweg.common.minimizers import NotFiniteError
 
 Array = NDArray[np.float64]
 VERTEX_TOLERANCE = 1e-6  # that of linear programming
-
-
-class NotFiniteError(ArithmeticError):
-    """A gradient estimate is not finite."""
 
 
 class ConditionalGradient:

@@ -13,8 +13,8 @@ from scipy.optimize import OptimizeResult
 
 from thalweg.bilevel.agent_gradients import CountedGradients, Rows
 from thalweg.bilevel.agent_networks import mixer, n_links
-from thalweg.bilevel.tracked_steps import AgentSteps, NotFiniteError
-from thalweg.common.minimizers import Report, optimize_result
+from thalweg.bilevel.tracked_steps import AgentSteps
+from thalweg.common.minimizers import NotFiniteError, Report, optimize_result
 from thalweg.common.progress import Advance, progress
 
 Array = NDArray[np.float64]

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from thalweg.common.checks import check_array, check_integer
 from thalweg.common.optional import requires
+from thalweg.common.tails import mean_log_excess
 
 Array = NDArray[np.float64]
 
@@ -167,7 +168,8 @@ def heavy_tail_report(grad_samples: ArrayLike, *, k: int | None = None) -> TailR
     ordered = np.sort(norms[:, 0])[::-1]
     if ordered[k] <= 0:
         raise ValueError(f"grad_samples must vary, got {int(np.sum(ordered <= 0))} equal samples")
-    hill = _hill(ordered, k)
+    excess = float(mean_log_excess(ordered, k))
+    hill = 1 / excess if excess > 0 else math.inf
     sizes, variances = _block_variances(samples)
     report = TailReport(
         n_samples=n,
@@ -187,11 +189,6 @@ def heavy_tail_report(grad_samples: ArrayLike, *, k: int | None = None) -> TailR
             stacklevel=2,
         )
     return report
-
-
-def _hill(ordered: Array, k: int) -> float:
-    excess = float(np.mean(np.log(ordered[:k] / ordered[k])))
-    return 1 / excess if excess > 0 else math.inf
 
 
 def _pickands(ordered: Array, k: int) -> float:

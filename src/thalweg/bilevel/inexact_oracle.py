@@ -12,15 +12,9 @@ from joblib import Parallel, delayed
 from numpy.typing import NDArray
 
 from thalweg.bilevel.solution_sets import HyperObjective, Mode
+from thalweg.common.minimizers import NotFiniteError
 
 Array = NDArray[np.float64]
-
-
-class NotFiniteError(ArithmeticError):
-    """φ is not finite at a point."""
-
-    def __init__(self, x: Array) -> None:
-        super().__init__(np.array2string(x, precision=6, separator=", "))
 
 
 @dataclass
@@ -63,7 +57,8 @@ class InexactOracle:
         else:
             values = self._called(self.phi, points, tol)
         if not np.all(np.isfinite(values)):
-            raise NotFiniteError(points[int(np.argmin(np.isfinite(values)))])
+            where = points[int(np.argmin(np.isfinite(values)))]
+            raise NotFiniteError(np.array2string(where, precision=6, separator=", "))
         return values
 
     def _solved(self, phi: HyperObjective, points: Sequence[Array], tol: float) -> Array:

@@ -13,10 +13,11 @@ from joblib import Parallel
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import Bounds, OptimizeResult
 
-from thalweg.bilevel.inexact_oracle import InexactOracle, NotFiniteError
+from thalweg.bilevel.inexact_oracle import InexactOracle
 from thalweg.bilevel.solution_sets import MODES, HyperObjective, Mode
 from thalweg.common.checks import check_array, check_choice, check_integer, check_number
 from thalweg.common.minimizers import (
+    NotFiniteError,
     Report,
     intermediate_report,
     optimize_result,

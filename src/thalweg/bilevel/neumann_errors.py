@@ -139,7 +139,7 @@ def neumann_error_report(
     stream = as_generator(rng)
     first, mirrored = _series(lambda: draw(stream), vector, K, step, n_rep, mirror)
     second, _ = _series(lambda: draw(stream), vector, K, step, n_rep, mirror)
-    exact = _truncated(mean, vector, K, step)
+    exact = truncated_series(mean, vector, K, step)
     estimates = {
         "plain": first,
         "two chains": (first + second) / 2,
@@ -184,7 +184,8 @@ def _series(
     return eta * sum_p, eta * sum_q
 
 
-def _truncated(H: Array, b: Array, K: int, eta: float) -> Array:
+def truncated_series(H: Array, b: Array, K: int, eta: float) -> Array:
+    """Return ``η Σ_{k<K} (I - ηH)^k b``, v_K."""
     p, total = b, b.copy()
     for _ in range(1, K):
         p = p - eta * H @ p

@@ -13,6 +13,7 @@ from thalweg.bilevel.inverse_hessians import InverseProduct
 from thalweg.bilevel.neumann_series import largest_eigenvalue
 from thalweg.bilevel.pseudoinverses import DenseInverse, KrylovInverse, NotMinimizerError, PInv
 from thalweg.common.checks import check_integer, check_number
+from thalweg.common.minimizers import NotFiniteError
 from thalweg.common.optional import requires
 
 with requires("bilevel"):
@@ -22,10 +23,6 @@ Objectives = BilevelObjectives | ArrayObjectives
 Inverse = DenseInverse | KrylovInverse
 TIE = 1e-6
 WALK = 8  # steps of a path along the manifold
-
-
-class NotFiniteError(Exception):
-    """A value or derivative is not finite."""
 
 
 @dataclass(frozen=True)
@@ -255,38 +252,45 @@ class Selector:
         """Descend f along the manifold from a point of it."""
         inverse, f_y, value = self._at(x, y)
         t = inverse.tangential(f_y)
+        residual = float(self._lower(x, y)[1].norm())
         length = self._length
         for _ in range(self.descent.steps):
             norm = float(t.norm())
             if norm <= self.descent.tol * (1 + float(f_y.norm())):
                 break
-            moved = self._armijo(x, y, value, t, length)
+            moved = self._armijo(x, y, value, residual, t, length)
             if moved is None:
                 break
-            y_new, value = moved
-            inverse, f_y, _ = self._at(x, y_new)
+            y_new, residual = moved
+            inverse, f_y, value = self._at(x, y_new)
             t_new = inverse.tangential(f_y)
             change = y_new - y
             curvature = float(change.dot(t_new - t))
             length = float(change.dot(change)) / curvature if curvature > 0 else 2 * length
             y, t = y_new, t_new
             self._length = length
-        residual = float(self._lower(x, y)[1].norm())
         return Selection(y, value, residual, float(t.norm()), inverse.solve(f_y), [])
 
     def _armijo(
-        self, x: torch.Tensor, y: torch.Tensor, value: float, t: torch.Tensor, length: float
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        value: float,
+        residual: float,
+        t: torch.Tensor,
+        length: float,
     ) -> tuple[torch.Tensor, float] | None:
-        """Return the restored point along -t that lowers f enough, or None if there is none."""
+        """Return the restored point along -t that lowers f enough, with its residual, if any."""
         squared = float(t.dot(t))
         # Off the manifold, f may well be lower: a step counts only if it could be restored.
-        allowed = 10 * max(float(self._lower(x, y)[1].norm()), self.inner.tol)
+        allowed = 10 * max(residual, self.inner.tol)
         for _ in range(30):
             trial = self._retract(x, y - length * t)
             below = float(self.objectives.upper(x, trial).detach())
-            restored = float(self._lower(x, trial)[1].norm()) <= allowed
-            if restored and below <= value - 1e-4 * length * squared:
-                return trial, below
+            if below <= value - 1e-4 * length * squared:
+                left = float(self._lower(x, trial)[1].norm())
+                if left <= allowed:
+                    return trial, left
             length /= 2
         return None
 
@@ -356,10 +360,9 @@ class Selector:
     def _at(self, x: torch.Tensor, y: torch.Tensor) -> tuple[Inverse, torch.Tensor, float]:
         inverse = self.solve.factorize(self._products(x, y), y)
         self.n_grad += 1
-        f_y = self.objectives.upper_gradients(x, y)[1]
-        value = float(self.objectives.upper(x, y).detach())
+        value, f_y = self.objectives.upper_both(x, y)
         if not math.isfinite(value):
-            raise NotFiniteError
+            raise NotFiniteError("f")
         return inverse, f_y, value
 
     def _lower(self, x: torch.Tensor, y: torch.Tensor) -> tuple[float, torch.Tensor]:

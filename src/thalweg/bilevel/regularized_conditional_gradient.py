@@ -14,7 +14,6 @@ from scipy.optimize import OptimizeResult
 
 from thalweg.bilevel.conditional_gradient_steps import (
     ConditionalGradient,
-    NotFiniteError,
     exact_gap,
 )
 from thalweg.bilevel.finite_sums import StochasticObjective, check_objective
@@ -29,7 +28,12 @@ from thalweg.bilevel.linear_oracles import Atom
 from thalweg.bilevel.vanishing_regularization import Method, make_schedule
 from thalweg.bilevel.weighted_average import WeightedAverage
 from thalweg.common.checks import check_array, check_choice, check_integer, check_number
-from thalweg.common.minimizers import Report, intermediate_report, optimize_result
+from thalweg.common.minimizers import (
+    NotFiniteError,
+    Report,
+    intermediate_report,
+    optimize_result,
+)
 from thalweg.common.progress import Advance, progress
 from thalweg.common.random import RNGLike, as_generator
 

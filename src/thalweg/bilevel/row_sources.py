@@ -39,7 +39,7 @@ class RowSource:
             data = (data,)
         if isinstance(data, Sequence):
             self._rows = tuple(data)
-            self.n = _number_of_rows(name, self._rows)
+            self.n = number_of_rows(name, self._rows)
         elif callable(data):
             self._draw = data
         else:
@@ -74,7 +74,14 @@ class RowSource:
         return self._rows[0] if self._single else self._rows
 
 
-def _number_of_rows(name: str, tensors: tuple[Any, ...]) -> int:
+def number_of_rows(name: str, tensors: tuple[Any, ...]) -> int:
+    """Return how many rows all tensors have, at least one.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If there is no tensor, or something else, or they differ.
+    """
     wrong = [type(t).__name__ for t in tensors if not isinstance(t, torch.Tensor)]
     if wrong or not tensors:
         raise TypeError(f"{name} must hold tensors, got {wrong[0] if wrong else 'none'}")

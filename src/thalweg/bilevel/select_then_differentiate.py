@@ -17,7 +17,6 @@ from thalweg.bilevel.neumann_series import NotFiniteProductError
 from thalweg.bilevel.optimistic_selection import (
     GD,
     Langevin,
-    NotFiniteError,
     Objectives,
     Select,
     Selection,
@@ -26,7 +25,12 @@ from thalweg.bilevel.optimistic_selection import (
 from thalweg.bilevel.pseudoinverses import NotMinimizerError, PInv
 from thalweg.bilevel.stochastic_hypergradients import Hypergradient
 from thalweg.common.checks import check_integer, check_number
-from thalweg.common.minimizers import Report, intermediate_report, optimize_result
+from thalweg.common.minimizers import (
+    NotFiniteError,
+    Report,
+    intermediate_report,
+    optimize_result,
+)
 from thalweg.common.optional import requires
 from thalweg.common.progress import progress
 
@@ -304,7 +308,7 @@ class SelectionRun:
         """Find the selection at x, and the hypergradient."""
         found = self.selector(self.x, self._y, self.t)
         if not np.isfinite([found.value, found.residual]).all():
-            raise NotFiniteError
+            raise NotFiniteError("f, g or a derivative")
         if found.residual > max(UNSOLVED * self._first, 1e-6):
             raise UnsolvedError(found.residual)
         f_x, f_y = self.objectives.upper_gradients(self.x, found.y)
@@ -316,7 +320,7 @@ class SelectionRun:
             )
         grad = f_x - self.objectives.cross_product(self.x, found.y, found.solution.v)
         if not bool(torch.isfinite(grad).all()):
-            raise NotFiniteError
+            raise NotFiniteError("f, g or a derivative")
         self.grad, self.selection, self._y, self.at = grad, found, found.y, self.x.clone()
         if self.t % self.selector.search.restart_every == 0:
             self.n_selections = 1 + len(found.others)

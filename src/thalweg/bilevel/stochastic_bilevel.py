@@ -15,7 +15,12 @@ from thalweg.bilevel.neumann_series import NotFiniteProductError
 from thalweg.bilevel.row_sources import Data, RowSource
 from thalweg.bilevel.stochastic_hypergradients import StochasticHypergradient, reference_setting
 from thalweg.common.checks import check_choice, check_integer, check_number
-from thalweg.common.minimizers import Report, intermediate_report, optimize_result
+from thalweg.common.minimizers import (
+    NotFiniteError,
+    Report,
+    intermediate_report,
+    optimize_result,
+)
 from thalweg.common.optional import requires
 from thalweg.common.progress import progress
 
@@ -243,10 +248,6 @@ def ane_bilevel(
 
 def _refresh(reference: Any, refresh: int) -> dict[str, int]:
     return {} if isinstance(reference, HessianReference) else {"refresh": refresh}
-
-
-class NotFiniteError(Exception):
-    """A gradient is not finite; the argument says which."""
 
 
 class BilevelDescent:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from thalweg.bilevel.row_sources import number_of_rows
 from thalweg.common.checks import check_integer
 from thalweg.common.optional import requires
 
@@ -55,15 +56,9 @@ class TorchLoss:
         if not callable(fn):
             raise TypeError(f"fn must be callable, got {type(fn).__name__}")
         tensors = (data,) if isinstance(data, torch.Tensor) else tuple(data)
-        wrong = [type(t).__name__ for t in tensors if not isinstance(t, torch.Tensor)]
-        if wrong or not tensors:
-            raise TypeError(f"data must hold tensors, got {wrong[0] if wrong else 'none'}")
-        lengths = {len(t) if t.ndim > 0 else 0 for t in tensors}
-        if len(lengths) > 1 or 0 in lengths:
-            raise ValueError(f"data must have one number of rows >= 1, got {sorted(lengths)}")
         self.fn = fn
         self.data = tensors
-        self.n: int | None = len(tensors[0])
+        self.n: int | None = number_of_rows("data", tensors)
         self.chunk_size = check_integer("chunk_size", chunk_size, at_least=1)
         floats = [t.dtype for t in tensors if t.is_floating_point()]
         self._like = torch.empty(

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from thalweg.bilevel.agent_gradients import Directions, Rows
+from thalweg.common.minimizers import NotFiniteError
 
 Normalize = Literal["agent", "block", "joint"] | None
 
@@ -16,10 +17,6 @@ EPS = 1e-12  # the least length that a direction is divided by
 MAX_SKIPPED = 0.05  # share of samples that may be not finite …
 JUDGED_FROM = 20  # … from this step on
 REPLAY_RTOL = 1e-5  # sums on an accelerator may differ by rounding
-
-
-class NotFiniteError(ArithmeticError):
-    """Too many samples were not finite."""
 
 
 @dataclass(frozen=True)

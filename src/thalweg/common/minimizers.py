@@ -14,6 +14,13 @@ from scipy.optimize import OptimizeResult, OptimizeWarning
 Report = Callable[..., Any]
 
 
+class NotFiniteError(ArithmeticError):
+    """A value or gradient of a run is not finite; the message says which, or where.
+
+    It ends a run from within, which returns what it has, and does not reach the user.
+    """
+
+
 def optimize_result(**fields: Any) -> OptimizeResult:
     """Return an `OptimizeResult` with these fields."""
     result = OptimizeResult()

@@ -72,7 +72,7 @@ class AutoSpecReport:
         """Plot both polynomials over the interval and return the axes."""
         with requires("plot"):
             from matplotlib import pyplot as plt
-        ax = ax or plt.gca()
+        ax = plt.subplots()[1] if ax is None else ax
         ax.semilogx(self.eigenvalues, self.learned, label="AutoSpec")
         ax.semilogx(self.eigenvalues, self.chebyshev, "--", label="Chebyshev on the same interval")
         labels = {"precond": r"$\lambda P(\lambda)$", "filter": r"$P(\lambda) / P(0)$"}

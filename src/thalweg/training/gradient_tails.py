@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from thalweg.common.checks import check_array, check_integer
 from thalweg.common.optional import requires
 from thalweg.common.random import RNGLike, as_generator
+from thalweg.common.tails import mean_log_excess
 from thalweg.training.block_plan import BlockPlan, choose_blocks
 from thalweg.training.clipped_mom import AUTO_FACTOR
 from thalweg.training.mom_minimize import block_median
@@ -164,5 +165,5 @@ def _hill(sizes: NDArray[np.float64], share: float) -> float:
     k = math.ceil(share * len(sizes))
     ordered = np.sort(sizes, axis=0)[::-1]
     with np.errstate(divide="ignore"):
-        excess = np.log(ordered[:k] / ordered[k]).mean(axis=0)
+        excess = mean_log_excess(ordered, k)
     return float(np.median(1 / np.maximum(excess, np.finfo(np.float64).tiny)))

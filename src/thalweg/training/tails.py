@@ -11,6 +11,7 @@ from scipy import stats
 
 from thalweg.common.checks import check_array, check_number
 from thalweg.common.random import as_generator
+from thalweg.common.tails import mean_log_excess
 
 MIN_SAMPLES = 64
 TOP_SHARE = 0.05
@@ -163,7 +164,7 @@ def hill_index(sizes: ArrayLike, *, confidence: float = 0.95) -> Interval:
         raise ValueError(f"sizes must be >= 0, got {array.min():g}")
     array = np.sort(array[array > 0])[::-1]
     k = math.ceil(TOP_SHARE * check_enough("sizes", len(array)))
-    total = float(np.log(array[:k] / array[k]).sum())
+    total = k * float(mean_log_excess(array, k))
     if total == 0:
         return Interval(math.inf, math.inf, math.inf)
     # The sum of k log-excesses is gamma with shape k and rate a.

@@ -49,7 +49,9 @@ def hypergradient_norm(
         norm = float(np.linalg.norm(problem.hypergradient(x))) if np.isfinite(x).all() else np.inf
         norms.append((intermediate_result.nit, norm))
 
-    lr = settings["lr"]
+    lr, fixed = settings["lr"], settings.copy()
+    if fixed.get("beta") == "fresh":
+        fixed["beta"] = 1.0
     result = solver(
         problem.grad_f,
         problem.grad_g,
@@ -60,7 +62,7 @@ def hypergradient_norm(
         maxiter=steps,
         callback=record,
         rng=rng,
-        **(settings | {"lr": (lr / 3, lr, lr)}),
+        **(fixed | {"lr": (lr / 3, lr, lr)}),
     )
     at, values = np.array(norms).T
     if not result.success:

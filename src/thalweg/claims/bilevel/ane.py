@@ -27,6 +27,7 @@ from thalweg.bilevel import (
     ane_bilevel,
     neumann_error_report,
 )
+from thalweg.bilevel.neumann_errors import truncated_series
 from thalweg.claims.bilevel.tuning_claims import many_penalties
 from thalweg.common.optional import requires
 from thalweg.common.random import torch_generator
@@ -115,7 +116,7 @@ class StochasticSeries:
 
     def exact(self) -> Array:
         """Return v_K of all rows."""
-        return truncated(self.mean_of(), self)
+        return truncated_series(self.mean_of(), self.b, self.K, self.eta)
 
     def estimates(self, kind: str, rng: np.random.Generator, times: int = 1) -> Array:
         """Return estimates of one kind of `neumann_error_report`, from batches so many times b."""
@@ -132,19 +133,9 @@ class StochasticSeries:
         return report.estimates[kind]
 
 
-def truncated(H: Array, series: StochasticSeries) -> Array:
-    """Return the deterministic truncated series with a Hessian."""
-    p, total = series.b, series.b.copy()
-    for _ in range(1, series.K):
-        p = p - series.eta * H @ p
-        total = total + p
-    v: Array = series.eta * total
-    return v
-
-
 def reference_alone(series: StochasticSeries, rng: np.random.Generator) -> Array:
     """Return the series with the reference alone, as estimates that are all the same."""
-    v = truncated(series.reference(rng), series)
+    v = truncated_series(series.reference(rng), series.b, series.K, series.eta)
     return np.tile(v, (series.n_rep, 1))
 
 

@@ -24,61 +24,68 @@ from thalweg.tasks import DictionaryUpdate, synthetic_dictionaries
 Array = NDArray[np.float64]
 
 
-class OldData:
-    """The inner objective: the loss of the old data, whose code is fixed."""
+@dataclass(eq=False)
+class DictionaryLoss:
+    """The loss of some data, a mean over samples, as a function of both parts of x at once.
 
-    def __init__(self, problem: DictionaryUpdate, X: ProductSet) -> None:
-        self.problem = problem
-        self.X = X
-        self.n: int | None = problem.old.shape[1]
+    Parameters
+    ----------
+    X : ProductSet
+        The set, which splits x into the dictionary D and the new data's code C.
+    n : int
+        Samples.
+    loss : callable
+        ``loss(D, C)``.
+    slopes : callable
+        ``slopes(D, C, idx)``: the mean gradients in D and C of some samples.
+    """
+
+    X: ProductSet
+    n: int | None
+    loss: Callable[[Array, Array], float]
+    slopes: Callable[[Array, Array, NDArray[np.intp]], list[Array]]
 
     def draw(self, rng: np.random.Generator, size: int) -> NDArray[np.intp]:
         """Return sample numbers."""
-        return rng.integers(self.problem.old.shape[1], size=size)
+        assert self.n is not None
+        return rng.integers(self.n, size=size)
 
     def value(self, x: Array) -> float:
         """Return the loss."""
-        return self.problem.inner(self.X.split(x)[0])
+        return self.loss(*self.X.split(x))
 
     def grad(self, x: Array) -> Array:
-        """Return the gradient in D and C; the latter is zero."""
-        return self.sample_grad(x, np.arange(self.problem.old.shape[1]))
+        """Return the gradient in D and C."""
+        assert self.n is not None
+        return self.sample_grad(x, np.arange(self.n))
 
     def sample_grad(self, x: Array, idx: NDArray[np.intp]) -> Array:
         """Return the mean gradient of some samples."""
         D, C = self.X.split(x)
-        code = self.problem.old_code[:, idx]
-        residual = D @ code - self.problem.old[:, idx]
-        return self.X.join([residual @ code.T / len(idx), np.zeros_like(C)])
+        return self.X.join(self.slopes(D, C, idx))
 
 
-class NewData:
-    """The outer objective: the loss of the new data."""
+def old_data_loss(problem: DictionaryUpdate, X: ProductSet) -> DictionaryLoss:
+    """Return the inner objective: the loss of the old data, whose code is fixed."""
 
-    def __init__(self, problem: DictionaryUpdate, X: ProductSet) -> None:
-        self.problem = problem
-        self.X = X
-        self.n: int | None = problem.new.shape[1]
+    def slopes(D: Array, C: Array, idx: NDArray[np.intp]) -> list[Array]:
+        code = problem.old_code[:, idx]
+        residual = D @ code - problem.old[:, idx]
+        return [residual @ code.T / len(idx), np.zeros_like(C)]
 
-    def draw(self, rng: np.random.Generator, size: int) -> NDArray[np.intp]:
-        """Return sample numbers."""
-        return rng.integers(self.problem.new.shape[1], size=size)
+    return DictionaryLoss(X, problem.old.shape[1], lambda D, C: problem.inner(D), slopes)
 
-    def value(self, x: Array) -> float:
-        """Return the loss."""
-        return self.problem.outer(*self.X.split(x))
 
-    def grad(self, x: Array) -> Array:
-        """Return the gradient in D and C."""
-        return self.sample_grad(x, np.arange(self.problem.new.shape[1]))
+def new_data_loss(problem: DictionaryUpdate, X: ProductSet) -> DictionaryLoss:
+    """Return the outer objective: the loss of the new data, whose code is C."""
 
-    def sample_grad(self, x: Array, idx: NDArray[np.intp]) -> Array:
-        """Return the mean gradient of some samples, which in C is that of their columns."""
-        D, C = self.X.split(x)
-        residual = (D @ C[:, idx] - self.problem.new[:, idx]) / len(idx)
+    def slopes(D: Array, C: Array, idx: NDArray[np.intp]) -> list[Array]:
+        residual = (D @ C[:, idx] - problem.new[:, idx]) / len(idx)
         of_code = np.zeros_like(C)
         np.add.at(of_code.T, idx, residual.T @ D)  # a sample may be drawn twice
-        return self.X.join([residual @ C[:, idx].T, of_code])
+        return [residual @ C[:, idx].T, of_code]
+
+    return DictionaryLoss(X, problem.new.shape[1], problem.outer, slopes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,14 +103,14 @@ class DictionaryRun:
         return ProductSet((L2Ball(1.0, axis=0), D), (L1Ball(self.problem.delta, axis=0), C))
 
     @cached_property
-    def inner(self) -> OldData:
+    def inner(self) -> DictionaryLoss:
         """G."""
-        return OldData(self.problem, self.oracle)
+        return old_data_loss(self.problem, self.oracle)
 
     @cached_property
-    def outer(self) -> NewData:
+    def outer(self) -> DictionaryLoss:
         """F."""
-        return NewData(self.problem, self.oracle)
+        return new_data_loss(self.problem, self.oracle)
 
     @cached_property
     def x0(self) -> Array:

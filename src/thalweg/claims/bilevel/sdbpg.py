@@ -325,7 +325,7 @@ def lower_residual(
     ],
     expect=at_most(0.8, of="best peer"),
     scales={
-        "smoke": Scale(seeds=2, tuning_seeds=2, gradients=12_000),
+        "smoke": Scale(seeds=2, tuning_seeds=1, gradients=3_600),
         "quick": Scale(seeds=10, tuning_seeds=2, gradients=12_000),
         "full": Scale(seeds=15, tuning_seeds=2, gradients=96_000),
     },
